@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sluice in transformers: `experts_implementation="sluice"` and `DistributedConfig(ep_implementation="sluice")`.
+"""Adapts transformers: `experts_implementation="sluice"` and `DistributedConfig(ep_implementation="sluice")`.
 
 Users do not import this package: `hook.py` adds both names to transformers' registries when these are imported.
 """

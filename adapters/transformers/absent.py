@@ -10,18 +10,18 @@ from sluice.adapters.transformers import NAME
 
 
 def waits(module: Any) -> bool:
-    """Whether these experts run on Sluice from their first call on."""
+    """Returns whether these experts run on Sluice from their first call on."""
     experts = sys.modules.get("sluice.adapters.transformers.experts")
     return _implementation(module) == NAME or (experts is not None and experts.is_transported(module))
 
 
 def need_not_have_run(given: Any) -> bool:
-    """Whether some of its experts wait for their first call."""
+    """Returns whether some of its experts wait for their first call."""
     return any(waits(module) for module in given.modules())
 
 
 def why(given: Any) -> str:
-    """Why no experts of the model run on Sluice; "": it has no experts modules of transformers."""
+    """Returns why no experts of the model run on Sluice; "": it has no experts modules of transformers."""
     chosen = [name for name in map(_implementation, given.modules()) if name is not None]
     if not chosen:
         return ""
@@ -33,7 +33,7 @@ def why(given: Any) -> str:
 
 
 def _implementation(module: Any) -> str | None:
-    """The implementation in its config; None: transformers' decorator has not made it an experts module."""
+    """Returns the implementation in its config; None: transformers' decorator has not made it an experts module."""
     attributes = vars(module)
     if "is_concatenated" not in attributes or "config" not in attributes:
         return None

@@ -37,7 +37,7 @@ OTHERWISE = 'or set experts_implementation="eager" for this model'
 
 @dataclass(frozen=True)
 class Contract:
-    """How to call a module's experts.
+    """Describes how to call a module's experts.
 
     unit        the library's unit for the gate; None: the module's own functions are called
     reason      why they are called
@@ -54,23 +54,23 @@ class Contract:
 
     @property
     def fused(self) -> bool:
-        """Whether the library computes the experts."""
+        """Returns whether the library computes the experts."""
         return self.unit is not None
 
     def widths(self, tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
-        """(model width, hidden width)"""
+        """Returns (model width, hidden width)."""
         down = tensors[1].shape
         return (down[2], down[1]) if self.transposed else (down[1], down[2])
 
     def views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The library's members in the stacked tensors: those of w1, w3, w2, b1, b3, b2 that exist."""
+        """Returns the library's members in the stacked tensors: those of w1, w3, w2, b1, b3, b2 that exist."""
         up, down, *biases = tensors
         if self.transposed:
             up, down = (None if tensor is None else tensor.transpose(1, 2) for tensor in (up, down))
         return [*self._halves(up), down, *self._biases(biases)]
 
     def packed_views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The same for the result of packed_stack.flat, with s1, s3, s2. Codes and scales are never transposed."""
+        """Returns the members of the result of packed_stack.flat, with s1, s3, s2. No stack is transposed there."""
         up, down, *biases, up_scales, down_scales = tensors
         return [*self._halves(up), down, *self._biases(biases), *self._halves(up_scales), down_scales]
 
@@ -78,7 +78,7 @@ class Contract:
         return [*self._halves(biases[0]), biases[1]] if self.bias else []
 
     def lora(self, factors: Sequence[Factors | None]) -> Lora:
-        """Adapters on the up and on the down stack, in the library's form."""
+        """Returns adapters on the up and on the down stack, in the library's form."""
         up, down = factors
         found: dict[str, torch.Tensor] = {}
         scales: dict[str, float] = {}
@@ -97,8 +97,7 @@ class Contract:
 
 
 def signature(module: Any) -> tuple[Any, ...]:
-    """Differs when a contract that was read before is out of date. Called before every forward, so written for
-    speed."""
+    """Returns a value that changes when a contract is out of date. Called before every forward, so it must be fast."""
     state = module.__dict__
     get = state.get
     act = state["_modules"].get("act_fn")
@@ -123,17 +122,17 @@ def signature(module: Any) -> tuple[Any, ...]:
 
 
 def numbers_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All numbers that a function of an object with these attributes may read; for tensors see _unit."""
+    """Returns all numbers that a function of an object with these attributes may read; for tensors see _unit."""
     return tuple([value for value in state.values() if type(value) in _NUMBERS])
 
 
 def _has_own_gate(gate: Any, own: Any) -> bool:
-    """Whether the gate is not transformers' default, which reads `act_fn` alone."""
+    """Returns whether the gate is not transformers' default, which reads `act_fn` alone."""
     return own is not None or getattr(gate, "__module__", None) != "transformers.integrations.moe"
 
 
 def read(module: Any, chosen: str | None = None) -> Contract:
-    """The contract of a module, or an error that names class, attribute and remedy.
+    """Returns the contract of a module, or an error that names class, attribute and remedy.
 
     chosen: under expert parallelism, the implementation of experts that the model's config names
     """
@@ -173,7 +172,7 @@ def read(module: Any, chosen: str | None = None) -> Contract:
 
 
 def normalises(module: Any) -> bool:
-    """Whether each expert's output is normalised. Before 5.23 (5.17 was tested) there is neither flag nor norm."""
+    """Returns whether each expert's output is normalised. Before 5.23 (5.17 was tested) no model has a flag or norm."""
     return bool(getattr(module, "has_post_expert_norm", False))
 
 
@@ -193,7 +192,7 @@ def _unit(module: Any, names: tuple[str, ...]) -> tuple[activations.Unit | None,
 
 
 def _loose_tensors(module: Any, names: tuple[str, ...]) -> list[str]:
-    """Tensors that are neither parameters nor buffers, and that a gate other than the default may read."""
+    """Returns tensors that are neither parameters nor buffers, and that a gate other than the default may read."""
     state = module.__dict__
     if not _has_own_gate(getattr(type(module), "_apply_gate", None), state.get("_apply_gate")):
         return []
@@ -201,7 +200,7 @@ def _loose_tensors(module: Any, names: tuple[str, ...]) -> list[str]:
 
 
 def others(module: Any, names: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:
-    """Parameters other than the stacked ones and those from which parametrizations make them."""
+    """Returns parameters other than the stacked ones and the inputs of their parametrizations."""
     return {
         name: parameter
         for name, parameter in module.named_parameters()

@@ -18,14 +18,14 @@ SUFFIXES = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), NAME: ("
 
 
 class Source(NamedTuple):
-    """The key of a weight. scales: their file and key; None: the weight is plain."""
+    """Has the key of a weight. scales: their file and key; None: the weight is plain."""
 
     key: str
     scales: tuple[str, str] | None
 
 
 class Checkpoint:
-    """The files of a folder.
+    """Lists the files of a folder.
 
     files  by file name, the names of its weights and their sources
     """
@@ -66,7 +66,7 @@ class Checkpoint:
         return self._form is not None
 
     def read(self, file: Any, name: str, source: Source, model: torch.nn.Module) -> torch.Tensor:
-        """A weight of an open file: as stored, or decoded to bfloat16's products in float32."""
+        """Returns a weight of an open file: as stored, or decoded to bfloat16's products in float32."""
         tensor = file.get_tensor(source.key)
         if source.scales is None:
             return tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`experts_implementation="sluice"`: one call of an experts module, from its tensors to the library and back."""
+"""Implements `experts_implementation="sluice"`: passes the tensors of an experts module to the library and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sluice.errors import InvalidArgument, Unsupported
 
 
 def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
-    """As hook.sluice_experts_forward."""
+    """Implements hook.sluice_experts_forward."""
     if torch.compiler.is_compiling():
         return outside_the_graph(_forward)(self, hidden_states, top_k_index, top_k_weights)
     return _forward(self, hidden_states, top_k_index, top_k_weights)
@@ -50,7 +50,7 @@ def _forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any
 
 
 def _state_for(module: Any) -> ExpertsState:
-    """The state of a module, made on its first use."""
+    """Returns the state of a module, made on its first use."""
     known = _by_id.get(id(module))
     if known is not None and known[0]() is module:
         return known[1]
@@ -64,13 +64,13 @@ def _state_for(module: Any) -> ExpertsState:
 
 @functools.cache
 def outside_the_graph(function: Any) -> Any:
-    """Used only under torch.compile, because its import takes seconds."""
+    """Keeps a function out of the compiled graph. Only under torch.compile, because its import takes seconds."""
     return torch.compiler.disable(function, reason="Sluice's experts are a call into a C library: a graph break")
 
 
 # States are not kept in modules, so that copies, pickles and saved models stay the host's own.
 _states: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
-# The same by address, for faster look-up; an entry is removed with its module.
+# States by a module's address, for faster look-up; an entry is removed with its module.
 _by_id: dict[int, tuple[weakref.ref[Any], ExpertsState]] = {}
 
 
@@ -97,13 +97,13 @@ def _remember(module: Any, state: ExpertsState) -> None:
     _by_id[address] = (weakref.ref(module, forget), state)
 
 
-# States of modules that a transport calls; such a module's own forward is not Sluice's.
+# States of modules that a transport calls; the module's own forward is not Sluice's.
 _transported: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
 _announced: set[str] = set()
 
 
 class ExpertsState:
-    """The engine layers of one experts module, by the properties on which they depend.
+    """Has the engine layers of one experts module, by the properties on which they depend.
 
     group            the ranks that share the experts, with global ids; None: this rank alone
     experts_forward  with a group: runs the experts if another implementation was chosen
@@ -141,7 +141,7 @@ class ExpertsState:
         self._latest: StackedLayer | None = None  # the last call's layer, if `quick` may be used
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The module's experts on these rows."""
+        """Computes the module's experts on these rows."""
         terms = low_rank.take(module)
         watched_by = watcher()
         if self._is_out_of_date(module):
@@ -182,7 +182,7 @@ class ExpertsState:
         return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
 
     def _is_out_of_date(self, module: Any) -> bool:
-        """Whether the module or the options have changed since the last look."""
+        """Returns whether the module or the options have changed since the last look."""
         return (
             self._version != settings.version
             or self._signature != self._now(module)
@@ -190,7 +190,7 @@ class ExpertsState:
         )
 
     def why_not_adapted(self, module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
-        """Why the library cannot add these terms to a stacked parameter in the forward that begins; "": it can."""
+        """Returns why the library cannot add these terms to a stacked parameter in the next forward; "": it can."""
         options, contract = self._options, self._contract
         if contract is None or self._is_out_of_date(module):
             options = settings.effective(_section(module))
@@ -215,10 +215,10 @@ class ExpertsState:
         return ""
 
     def _kept(self, module: Any, ids: torch.Tensor, num_local: int) -> torch.Tensor:
-        """The ids in the library's form, where -1 means no expert.
+        """Returns the ids in the library's form, where -1 means no expert.
 
-        transformers has the number of one rank's experts for it: expert parallelism marks routes to other ranks so, and
-        eager skips this id without expert parallelism too. Sluice's own transport gets global ids without marks.
+        transformers uses the number of one rank's experts instead: expert parallelism marks routes to other ranks with
+        it, and eager always skips this id. Sluice's own transport gets global ids without marks.
         """
         if not ids.is_cpu:  # reading a number would wait for the device
             return ids.masked_fill(ids == num_local, -1) if self._group is None else ids
@@ -245,7 +245,7 @@ class ExpertsState:
         weights: torch.Tensor,
         terms: low_rank.Terms | None,
     ) -> torch.Tensor | None:
-        """A call without gradients, by the layer of the last call. None: it is not possible now."""
+        """Calls the layer of the last call without gradients. None: it is not possible now."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return None
         parameters = module._parameters
@@ -272,8 +272,8 @@ class ExpertsState:
     def _layer_of(
         self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, terms: low_rank.Terms | None
     ) -> tuple[MoeLayer, list[torch.Tensor], torch.dtype, Lora | None]:
-        """The engine layer for these rows, made on first use; the parameters; the dtype in which it computes; the
-        adapters."""
+        """Returns the engine layer for these rows, made on first use; the parameters; the dtype in which it computes;
+        the adapters."""
         contract = self._contract
         tensors = [getattr(module, name) for name in contract.names]
         exact = self._exact(module, contract, tensors)
@@ -306,7 +306,7 @@ class ExpertsState:
         return layer, tensors, dtype, lora
 
     def _refuse(self, error: Exception, device: torch.device) -> None:
-        """Tells the other ranks, which may be waiting in their own call, that this one does not take part."""
+        """Notifies the other ranks, which may be waiting in their own call, that this one does not take part."""
         if self._group is None or self._group.world_size == 1 or self._options is None:
             return
         layer = next((layer for layer in self._layers.values() if layer.context.alive), None)
@@ -325,7 +325,7 @@ class ExpertsState:
             layer.close()
 
     def stats(self) -> dict[str, Any]:
-        """The layer's numbers for `sluice.stats`."""
+        """Returns the layer's numbers for `sluice.stats`."""
         contract = self._contract
         return {
             "layer_id": self.layer_id,
@@ -336,7 +336,7 @@ class ExpertsState:
     # ---- experts that change ranks (moving.py) ----
 
     def move(self, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """As `sluice.move_experts`."""
+        """Implements `sluice.move_experts`."""
         with _making:
             if self._contract is None:
                 self._look(module)
@@ -350,7 +350,7 @@ class ExpertsState:
         optimizer: Any,
         bytes_per_second: int | None,
     ) -> moving.ExpertMigration:
-        """As `sluice.start_moving_experts`."""
+        """Implements `sluice.start_moving_experts`."""
         with _making:
             if self._contract is None:
                 self._look(module)
@@ -358,7 +358,7 @@ class ExpertsState:
 
     @property
     def contract(self) -> contracts.Contract:
-        """The contract that was read last."""
+        """Returns the contract that was read last."""
         assert self._contract is not None
         return self._contract
 
@@ -379,11 +379,11 @@ class ExpertsState:
 
     @property
     def has_run(self) -> bool:
-        """Whether a call has read the module."""
+        """Returns whether a call has read the module."""
         return self._signature is not None
 
     def contexts(self) -> list[Context]:
-        """The contexts of its layers, for `sluice.decisions`."""
+        """Returns the contexts of its layers, for `sluice.decisions`."""
         return [layer.context for layer in self._layers.values()]
 
     def _computed_by(self) -> str:
@@ -422,7 +422,7 @@ class ExpertsState:
         return 1 if self._group is None else self._group.world_size
 
     def _exact(self, module: Any, contract: contracts.Contract, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the experts compute in f32 although their parameters, or autocast, have 16 bits."""
+        """Returns whether the experts compute in f32 although their parameters, or autocast, have 16 bits."""
         kind = "cuda" if tensors[0].is_cuda else "cpu"
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         # Another implementation decides itself. Autocast acts on a module's own functions as it does on the loop.
@@ -431,7 +431,7 @@ class ExpertsState:
         return precision.computes_in_f32(module, contract, tensors, cast)
 
     def _dtype(self, contract: contracts.Contract, hidden: torch.Tensor, tensors: list[torch.Tensor]) -> torch.dtype:
-        """Fused experts run as Linears would: in autocast's dtype if it is on, else in that of the weights."""
+        """Returns the dtype of a call. Fused experts run like Linears: in autocast's dtype, else in the weights'."""
         if not contract.fused:
             return hidden.dtype
         kind = "cuda" if tensors[0].is_cuda else "cpu"
@@ -497,7 +497,7 @@ class ExpertsState:
 
 
 def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
-    """ExpertsState.why_not_adapted for any module that PEFT may wrap."""
+    """Calls ExpertsState.why_not_adapted for any module that PEFT may wrap."""
     state = _transported.get(module)
     if state is not None:
         why_not = state.why_not_adapted(module, parameter, terms)
@@ -511,7 +511,7 @@ def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term])
 
 
 def _section(module: Any) -> Any:
-    """The "sluice" section of a module's config. Read before every call, without the slow attributes of a config."""
+    """Returns the "sluice" section of a module's config. Called often, so it avoids a config's slow attributes."""
     try:
         return object.__getattribute__(module.__dict__["config"], "__dict__").get("sluice")
     except (KeyError, AttributeError):
@@ -519,7 +519,7 @@ def _section(module: Any) -> Any:
 
 
 def _num_layers(module: Any) -> int | None:
-    """The number of layers of an experts module's model, dense ones included: most forwards outstanding."""
+    """Returns the number of layers of an experts module's model, dense ones included: most forwards outstanding."""
     count = getattr(getattr(module, "config", None), "num_hidden_layers", None)
     return count if isinstance(count, int) and count > 0 else None
 
@@ -582,18 +582,18 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
 
 
 def kept_of(module: Any) -> ExpertsState | None:
-    """The state of an experts module; None: Sluice has not seen it yet."""
+    """Returns the state of an experts module; None: Sluice has not seen it yet."""
     return _transported.get(module) or _states.get(module)
 
 
 def state_of(module: Any) -> ExpertsState | None:
-    """The same for a module that has run."""
+    """Returns the state of an experts module that has run; else None."""
     state = kept_of(module)
     return state if state is not None and state.has_run else None
 
 
 def is_transported(module: Any) -> bool:
-    """Whether Sluice is the transport of this experts module."""
+    """Returns whether Sluice is the transport of this experts module."""
     return module in _transported
 
 

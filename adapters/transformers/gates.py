@@ -10,7 +10,7 @@ from sluice.adapters.common import activations
 
 
 def find(module: Any) -> activations.Unit | None:
-    """The library's unit for the activation; None: the library has none."""
+    """Returns the library's unit for the activation; None: the library has none."""
 
     def activation(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         if not module.has_gate:

@@ -18,7 +18,7 @@ _forward: Any = None
 def sluice_experts_forward(
     self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any, process_group: Any = None
 ) -> Any:
-    """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: on no expert here), weights [T, K].
+    """Runs experts for transformers: tokens [T, M], local ids [T, K] (num_experts: no expert here), weights [T, K].
 
     process_group: passed by ep_implementation="deepgemm_megamoe" to its own kernel, with ids of all experts.
     """
@@ -69,7 +69,7 @@ def _make_transport(*arguments: Any) -> Any:
 
 
 class _Quantization:
-    """Replaces quantizer.SluiceQuantization, as _make_quantizer replaces SluiceQuantizer."""
+    """Replaces quantizer.SluiceQuantization until its first use, as _make_quantizer replaces SluiceQuantizer."""
 
     @staticmethod
     def from_dict(config_dict: dict[str, Any]) -> Any:

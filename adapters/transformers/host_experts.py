@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class HostExperts(CallbackExperts):
-    """The experts of the module of the current call, which `bind` sets.
+    """Calls the experts of the current call's module, which `bind` sets.
 
     inside  the dtype in which they compute; None: that of their parameters
     """
@@ -74,13 +74,13 @@ class HostExperts(CallbackExperts):
 
 
 def _leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A leaf for each expert, in the tensor's memory and without its graph."""
+    """Returns a leaf for each expert, in the tensor's memory and without its graph."""
     wants = tensor.requires_grad and torch.is_grad_enabled()
     return [part.requires_grad_(wants) for part in tensor.detach().unbind(0)]
 
 
 class StockExperts(HostExperts):
-    """Experts computed by the implementation in the model's config, on the rows of one expert at a time.
+    """Computes experts by the implementation in the model's config, on the rows of one expert at a time.
 
     During a call the module has a single expert, so that its function sees one route per row.
     """

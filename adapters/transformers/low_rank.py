@@ -21,7 +21,7 @@ from sluice.adapters.common.factors import Factors, joined
 
 
 class Term(NamedTuple):
-    """One active adapter of a stacked parameter: `scale * B[e] @ A[e]` is added to the weight of expert e.
+    """Describes an active adapter of a stacked parameter: `scale * B[e] @ A[e]` is added to the weight of expert e.
 
     a      [r * E, in], with the rows of an expert together
     b      [out, r * E], with the columns of all experts for one r together
@@ -43,7 +43,7 @@ class _Noted(NamedTuple):
 
 
 class _Local(threading.local):
-    """The notes of this thread, by experts module."""
+    """Has the notes of this thread, by experts module."""
 
     def __init__(self) -> None:
         self.noted: weakref.WeakKeyDictionary[Any, _Noted] = weakref.WeakKeyDictionary()
@@ -59,7 +59,7 @@ _why_not: Callable[[Any, str, Sequence[Term]], str] | None = None
 
 
 def install(why_not: Callable[[Any, str, Sequence[Term]], str]) -> None:
-    """From now on, wrappers that PEFT makes are read. Once per process."""
+    """Reads wrappers that PEFT makes from now on. Once per process."""
     global _why_not
     if _why_not is None:
         torch.nn.modules.module.register_module_module_registration_hook(_registered)
@@ -88,13 +88,13 @@ def _registered(parent: torch.nn.Module, name: str, child: Any) -> None:
 
 
 def is_lora(wrapper: Any) -> bool:
-    """Whether it is PEFT's wrapper of a parameter, or a subclass of that class by fully_shard."""
+    """Returns whether this is PEFT's wrapper of a parameter, or a subclass of that class by fully_shard."""
     kind = _wrapper_class()
     return kind is not None and isinstance(wrapper, kind)
 
 
 def _is_plain(wrapper: Any) -> bool:
-    """Whether it computes as PEFT's class does. A subclass by fully_shard does."""
+    """Returns whether a wrapper computes as PEFT's class does. A subclass by fully_shard does."""
     kind = _wrapper_class()
     return (
         type(wrapper).forward is kind.forward
@@ -104,7 +104,7 @@ def _is_plain(wrapper: Any) -> bool:
 
 
 def _is_disabled(wrapper: Any) -> bool:
-    """PEFT's own value of the flag, also while a forward of another thread has set it."""
+    """Returns PEFT's own value of the flag, also while a forward of another thread has set it."""
     held = _held.get(wrapper)
     return wrapper._disable_adapters if held is None else held[1]
 
@@ -188,7 +188,7 @@ def take(experts: Any) -> Terms | None:
 
 
 class _Share(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by `share`."""
+    """Returns its input, and multiplies the gradient by `share`."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, share: float) -> torch.Tensor:
@@ -201,7 +201,7 @@ class _Share(torch.autograd.Function):
 
 
 def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None, share: float) -> Factors:
-    """The factors of these experts (None: all), in a dtype that a layer of `dtype` takes.
+    """Returns the factors of these experts (None: all), in a dtype that a layer of `dtype` takes.
 
     share  multiplies gradients of factors that this rank alone holds, which are sums over ranks. The host averages
            gradients of all other factors
@@ -234,5 +234,5 @@ def _of(stack: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
 def of_stacks(
     names: Sequence[str], terms: Terms, dtype: torch.dtype, experts: Sequence[int] | None, share: float
 ) -> list[Factors | None]:
-    """The factors of each stacked parameter; None: it has no adapter."""
+    """Returns the factors of each stacked parameter; None: it has no adapter."""
     return [factors(terms[name], dtype, experts, share) if name in terms else None for name in names]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice merge`: adds a LoRA adapter of PEFT to the weights of its checkpoint, one file of the checkpoint at a time.
 
-Never more than one file's tensors are in memory. The products are computed in float32 and rounded once to the dtype of
-the weight. A checkpoint in 4 or 8 bits becomes one in bfloat16, since merged weights do not fit its format.
-`config.json` is written last, so that an interrupted merge is no checkpoint.
+At most one file's tensors are in memory. The products are computed in float32 and rounded once to the dtype of the
+weight. A checkpoint in 4 or 8 bits becomes one in bfloat16, since merged weights do not fit its format. `config.json`
+is written last, so that an interrupted merge is no checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ exit status: 0 merged; 2 wrong arguments or files, and nothing is written
 """
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(rf"^{re.escape(_PREFIX)}(?P<module>.+?)(?P<nested>(\.base_layer)*)\.lora_(?P<which>[AB])\.weight$")
-# Keys of an adapter's config with the values that do not change what the adapter computes.
+# Keys of an adapter's config with the values that do not change the adapter's results.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None), "lora_bias": (False, None), "bias": ("none", None), "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []), "layer_replication": (None,), "trainable_token_indices": (None, []),
@@ -47,7 +47,7 @@ Update = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Adapted(NamedTuple):
-    """A weight of the model to which an adapter adds `scale * B A`, for each expert its own."""
+    """Describes a weight of the model to which an adapter adds `scale * B A`, with separate factors for each expert."""
 
     name: str  # in the model
     a: str  # keys in the adapter's file
@@ -118,7 +118,7 @@ class _Writer:
             self._write({"format": "pt"})
 
     def end_of(self, name: str, metadata: Any) -> None:
-        """Called when all weights of a file of the checkpoint were added."""
+        """Ends a file of the checkpoint, when all of its weights were added."""
         self._write(metadata or {"format": "pt"}, None if self._is_quantised else name)
 
     def _write(self, metadata: dict[str, str], name: str | None = None) -> None:
@@ -164,7 +164,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _files_of(checkpoint: Path) -> dict[str, list[str]]:
-    """Keys of each file of the checkpoint, by its name."""
+    """Returns the keys of each file of the checkpoint, by the file's name."""
     from safetensors import safe_open
 
     names = sorted(path.name for path in checkpoint.glob("*.safetensors"))
@@ -178,7 +178,7 @@ def _files_of(checkpoint: Path) -> dict[str, list[str]]:
 
 
 def _model_of(checkpoint: Path) -> torch.nn.Module:
-    """The model without memory, for the names and layouts of its parameters."""
+    """Returns the model without memory, for the names and layouts of its parameters."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(checkpoint)
@@ -259,7 +259,7 @@ def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any) -> Any:
 
 
 def _updates(one: Adapted, factors: Any, keys: set[str]) -> dict[str, Update]:
-    """Functions that compute what is added to each tensor of the checkpoint. They read factors when they are called."""
+    """Returns functions that compute the update of each tensor of the checkpoint, and read factors when called."""
     if one.count == 0:
         if one.name not in keys:
             raise InvalidArgument(f"the checkpoint has no {one.name}, to which the adapter belongs")
@@ -278,7 +278,7 @@ def _updates(one: Adapted, factors: Any, keys: set[str]) -> dict[str, Update]:
 
 
 def _key(keys: set[str], module: str, expert: int, names: tuple[str, ...], whole: str) -> str:
-    """The key of an expert's matrix; model families name it differently."""
+    """Returns the key of an expert's matrix; model families name it differently."""
     folders = (module, module.replace(".mlp.experts", ".block_sparse_moe.experts"))
     tried = [f"{folder}.{expert}.{name}.weight" for folder in folders for name in names]
     found = [key for key in tried if key in keys]
@@ -292,7 +292,7 @@ def _read(factors: Any, key: str) -> torch.Tensor:
 
 
 def _split(one: Adapted, factors: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """B [E, out, r] and A [E, r, in] of each expert."""
+    """Returns B [E, out, r] and A [E, r, in] of each expert."""
     a, b = _read(factors, one.a), _read(factors, one.b)
     return b.view(b.shape[0], -1, one.count).permute(2, 0, 1), a.view(one.count, -1, a.shape[1])
 

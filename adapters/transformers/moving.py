@@ -17,7 +17,7 @@ from sluice.errors import Unsupported
 
 
 def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any) -> None:
-    """As common.migration.moving.move. Collective over the expert-parallel group.
+    """Calls common.migration.moving.move. Collective over the expert-parallel group.
 
     state  the adapter's state of `module`, whose contract it has read
     """
@@ -37,7 +37,7 @@ def start(
     optimizer: torch.optim.Optimizer,
     bytes_per_second: int | None,
 ) -> ExpertMigration:
-    """The same during the optimizer's next steps. Collective as `move`."""
+    """Starts a move during the optimizer's next steps. Collective as `move`."""
     target = placement.checked(state.moving_name, state.home, expert_rank, expert_slot)
     _belongings(state, module, optimizer)  # refuses what cannot move
     migration = ExpertMigration(
@@ -69,7 +69,7 @@ def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:
 
 
 def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[str, Any]:
-    """The module's stacked parameters: DTensors, of which this rank has whole experts."""
+    """Returns the module's stacked parameters: DTensors, of which this rank has whole experts."""
     strangers = contracts.others(module, tuple(names))
     if strangers:
         raise Unsupported(f"{name}: it is unknown which expert {next(iter(strangers))} belongs to: experts stay")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards A and B of PEFT's adapters on experts under expert parallelism: each rank holds those of its own experts.
+"""Shards A and B of PEFT's adapters on experts under expert parallelism: each rank has the factors of its own experts.
 
 PEFT makes A and B of all experts, for one target parameter after the other. When it has initialised them, a hook keeps
 the part of this rank as a DTensor, so the values are those that one process draws from the same seed. Trainer, torch's
-optimizers and PEFT treat these DTensors as they treat the sharded experts: nothing averages what one rank owns. State
-dicts have PEFT's full shapes: hooks gather what is saved, and take this rank's part of what is loaded.
+optimizers and PEFT treat these DTensors like the sharded experts: no gradient of one rank's experts is averaged. State
+dicts have PEFT's full shapes: hooks gather saved tensors, and take this rank's part of loaded tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FACTORS = ("lora_A", "lora_B")
 
 
 class _Shared(NamedTuple):
-    """The adapters of an experts module. wrappers: PEFT's, one for each target parameter."""
+    """Has the adapters of an experts module. wrappers: PEFT's, one for each target parameter."""
 
     layer: MovingLayer
     mesh: DeviceMesh
@@ -38,7 +38,7 @@ _dicts: weakref.WeakKeyDictionary[nn.ModuleDict, tuple[weakref.ref[Any], str]] =
 
 
 def watch(experts: Any, layer: MovingLayer, mesh: DeviceMesh) -> None:
-    """From now on, adapters on these experts are split over the ranks of the mesh as the experts are."""
+    """Splits adapters on these experts, from now on, over the ranks of the mesh as the experts are."""
     if not _shared:
         nn.modules.module.register_module_module_registration_hook(_registered)
     _shared[experts] = _Shared(layer, mesh, weakref.WeakSet())
@@ -96,7 +96,7 @@ def _scatter(factor: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> N
 
 
 def of(experts: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """A and B of all adapters on these experts, by name, also of inactive ones, if this rank holds a part of them."""
+    """Returns A and B, by name, of all adapters on these experts (also inactive ones) that this rank has in part."""
     found: tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]] = {}, {}
     for wrapper in _wrappers(experts):
         for which, parameters in zip(_FACTORS, found):
@@ -107,7 +107,7 @@ def of(experts: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
 
 
 def _wrappers(experts: Any) -> Iterator[Any]:
-    """The wrappers of these experts, in the same order on all ranks."""
+    """Yields the wrappers of these experts, in the same order on all ranks."""
     shared = _shared.get(experts)
     if shared is not None:
         yield from sorted(shared.wrappers, key=lambda wrapper: str(wrapper.parameter_name))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacked experts in 4 or 8 bits as one parameter, which has the shape and dtype of plain weights, and holds their
-codes and scales.
+"""Represents stacked experts in 4 or 8 bits as one parameter, which has the shape and dtype of plain weights, and
+contains their codes and scales.
 
 PEFT, fully_shard, DTensor and the loader of transformers use few operations on a frozen parameter. Those work here on
 codes and scales. All others would need the decoded weights and are refused.
@@ -29,7 +29,7 @@ REMEDY = 'only Sluice computes with them: load with experts_implementation="slui
 
 
 class PackedStack(torch.Tensor):
-    """Weights of E experts.
+    """Has the weights of E experts.
 
     codes       [E, out, bytes] uint8 and
     scales      [E, ...], for each expert as in sluice/weights.h
@@ -52,7 +52,7 @@ class PackedStack(torch.Tensor):
         dtype: torch.dtype,
         shape: Sequence[int] | None = None,
     ) -> PackedStack:
-        """shape: the tensor's shape, if it is not the stack's own."""
+        """Makes the tensor. shape: the tensor's shape, if it is not the stack's own."""
         if shape is None:
             count, rows, columns = codes.shape[0], codes.shape[1], codes.shape[2] * 8 // form.bits
             shape = (count, columns, rows) if transposed else (count, rows, columns)
@@ -72,11 +72,11 @@ class PackedStack(torch.Tensor):
     def like(
         self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None, shape: Any = None
     ) -> PackedStack:
-        """A stack of other codes and scales in the same form."""
+        """Returns a stack of other codes and scales in the same form."""
         return PackedStack(codes, scales, self.form, self.transposed, dtype or self.dtype, shape)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor], **how: Any) -> PackedStack:
-        """A stack with `function` applied to codes and to scales."""
+        """Returns a stack with `function` applied to codes and to scales."""
         return self.like(function(self.codes), function(self.scales), **how)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -90,7 +90,7 @@ class PackedStack(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor], Any]:
-        """Bytes [E, ...] of codes and scales. Each part ends at a multiple of 4 bytes, which f32 scales need."""
+        """Returns bytes [E, ...] of codes and scales. Each part ends at a multiple of 4 bytes, for f32 scales."""
         parts: list[torch.Tensor] = []
         for part in (self.codes.flatten(1), self.scales.flatten(1).view(torch.uint8)):
             parts += [part, part.new_zeros(part.shape[0], -part.shape[1] % 4)]
@@ -99,7 +99,7 @@ class PackedStack(torch.Tensor):
     def fsdp_post_all_gather(
         self, outputs: tuple[torch.Tensor], metadata: Any, param_dtype: Any, *, out: Any = None
     ) -> Any:
-        """Views into the gathered bytes."""
+        """Returns views into the gathered bytes."""
         (data,) = outputs
         if out is not None:  # its memory was freed, and is filled again in place
             return None
@@ -130,7 +130,7 @@ class PackedStack(torch.Tensor):
 
 
 def _of_both(self: PackedStack, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on codes and on scales; None: it is not supported."""
+    """Runs the operation on codes and on scales; None: it is not supported."""
     shape = tuple(self.shape)
     if function in _ALIKE:
         kwargs = {key: value for key, value in kwargs.items() if key != "dtype"}
@@ -167,7 +167,7 @@ def _of_both(self: PackedStack, function: Any, args: Any, kwargs: dict[str, Any]
 
 
 def local(parameter: Any) -> Any:
-    """The local part of a parameter that may be a DTensor."""
+    """Returns the local part of a parameter that may be a DTensor."""
     return getattr(parameter, "_local_tensor", parameter)
 
 
@@ -176,11 +176,11 @@ def is_packed(tensor: Any) -> bool:
 
 
 def form_of(tensors: Sequence[Any]) -> Format | None:
-    """The format of a module's stacked tensors, which is the same for up and down; None: they are plain."""
+    """Returns the format of a module's stacked tensors, which is the same for up and down; None: they are plain."""
     return tensors[0].form if is_packed(tensors[0]) else None
 
 
 def flat(tensors: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors for a StackedLayer: codes in place of packed stacks, and their scales last."""
+    """Returns the tensors for a StackedLayer: codes in place of packed stacks, and their scales last."""
     scales = [each.scales for each in tensors if is_packed(each)]
     return [each.codes if is_packed(each) else each for each in tensors] + scales

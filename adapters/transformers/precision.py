@@ -25,12 +25,12 @@ _GEMM_OPS = frozenset(
 )
 _SUMS = frozenset(("aten::add", "aten::add_"))
 
-# Results by class, and by all that its loop may read of a module.
+# Results by class, and by everything that its loop may read of a module.
 _known: weakref.WeakKeyDictionary[type, dict[tuple[Any, ...], bool]] = weakref.WeakKeyDictionary()
 
 
 def computes_in_f32(module: Any, contract: Contract, tensors: Sequence[torch.Tensor], cast: torch.dtype | None) -> bool:
-    """Whether the module's own loop multiplies, or adds its biases, in f32 where 16 bits would be expected.
+    """Returns whether the module's own loop multiplies, or adds its biases, in f32 where 16 bits would be expected.
 
     tensors  the contract's
     cast     autocast's dtype; None: it is off
@@ -58,7 +58,7 @@ def computes_in_f32(module: Any, contract: Contract, tensors: Sequence[torch.Ten
 
 
 def _own_loop(module: Any) -> tuple[type, Any] | None:
-    """The class that transformers decorated, and the forward that it had before."""
+    """Returns the class that transformers decorated, and the forward that it had before."""
     for cls in type(module).__mro__:  # parametrizations add a class in front
         forward = cls.__dict__.get("forward")
         if forward is not None:
@@ -73,7 +73,7 @@ def _has_hooks(module: Any) -> bool:
 
 
 def _twin(module: Any, cls: type, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Any:
-    """The module with zeros of the same shapes, dtypes and devices in place of its stacked tensors."""
+    """Returns the module with zeros of the same shapes, dtypes and devices in place of its stacked tensors."""
     twin = object.__new__(cls)
     twin.__dict__.update(module.__dict__)
     twin.__dict__["training"] = False  # a dropout would draw the host's random numbers

@@ -27,7 +27,7 @@ FORMATS = ("mxfp4", "fp8", "int8", "int4")
 
 
 def keep_quantised(config: Any, weight_format: str | None = None, weight_block: int = 0) -> Any:
-    """A model's config with which `from_pretrained` keeps experts in 4 or 8 bits.
+    """Returns a model's config with which `from_pretrained` keeps experts in 4 or 8 bits.
 
     weight_format  for a checkpoint in 16 or 32 bits: "mxfp4", "fp8", "int8" or "int4", to which experts are quantised
                    while it is loaded. None: the checkpoint is quantised, and stays as it is
@@ -78,7 +78,7 @@ def _check_original(method: str, original: dict[str, Any], weight_format: str | 
 
 
 class SluiceQuantization(QuantizationConfigMixin):
-    """The format of experts in a checkpoint.
+    """Describes the format of experts in a checkpoint.
 
     layout    "mxfp4" or "fp8": as the checkpoints of that name; "sluice": as save_pretrained writes other formats;
               "": not quantised yet
@@ -107,11 +107,11 @@ class SluiceQuantization(QuantizationConfigMixin):
 
     @property
     def saved_layout(self) -> str:
-        """The layout that save_pretrained writes."""
+        """Returns the layout that save_pretrained writes."""
         return self.layout or NAME
 
     def to_dict(self) -> dict[str, Any]:
-        """The saved config: the checkpoint's own if its layout is not Sluice's, so that other software can read it."""
+        """Returns the saved config: the checkpoint's own unless its layout is Sluice's, so that others can read it."""
         if self.original is None:
             how = {"weight_format": self.form.name, "weight_block": self.form.block, "layout": self.saved_layout}
             return {**how, "quant_method": NAME}
@@ -123,8 +123,8 @@ class SluiceQuantization(QuantizationConfigMixin):
 
 
 class _Operation(ConversionOps):
-    """The base of operations. With a quantizer transformers does not cast an operation's inputs. Errors are raised
-    after loading: transformers would only count an error here, and other ranks would not learn of it."""
+    """Implements operations' common part. With a quantizer transformers does not cast an operation's inputs. Errors
+    are raised after loading: transformers would only count an error here, and other ranks would not learn of it."""
 
     def __init__(self, hf_quantizer: Any) -> None:
         self.hf_quantizer = hf_quantizer
@@ -135,7 +135,7 @@ class _Operation(ConversionOps):
     def convert(
         self, input_dict: Any, source_patterns: Any = (), full_layer_name: str = "", model: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """The value of one parameter."""
+        """Returns the value of one parameter."""
         try:
             found = self.value_of(input_dict, source_patterns, full_layer_name, model)
         except SluiceError as error:
@@ -156,7 +156,7 @@ class Join(_Operation):
     """Makes a PackedStack of codes and scales that are stacked in the checkpoint."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
-        """One PackedStack."""
+        """Returns one PackedStack."""
         ends = SUFFIXES[self.hf_quantizer.quantization_config.layout]
         found = [_one(value) for end in ends for key, value in given.items() if key.endswith(end)]
         if len(found) != 2:
@@ -168,7 +168,7 @@ class Stack(_Operation):
     """Makes a PackedStack of codes and scales of separate experts, as in FP8 checkpoints: gate above up."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
-        """One PackedStack."""
+        """Returns one PackedStack."""
         parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for pattern in patterns:
             matrices = given.pop(pattern, [])
@@ -186,7 +186,7 @@ class Dense(_Operation):
     """Makes a dense weight, which is decoded if it is in FP8."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
-        """One weight of the model's dtype."""
+        """Returns one weight of the model's dtype."""
         weight, dtype = _one(given["weight"]), model.get_parameter_or_buffer(name).dtype
         if "weight_scale_inv" not in given:
             return weight.to(dtype)
@@ -222,7 +222,7 @@ class Quantise(_Operation):
     """Quantises a stack that the checkpoint has in 16 or 32 bits."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
-        """One PackedStack."""
+        """Returns one PackedStack."""
         (weight,) = (_one(value) for value in given.values())
         like = local(model.get_parameter_or_buffer(name))
         weight = weight.transpose(1, 2) if like.transposed else weight
@@ -233,14 +233,14 @@ class Quantise(_Operation):
 
 
 def _halves(model: Any, name: str) -> int:
-    """The number of matrices in the rows of a stack. Each of them begins with a new block."""
+    """Returns the number of matrices in the rows of a stack. Each of them begins with a new block."""
     module, _, parameter = name.rpartition(".")
     experts = model.get_submodule(module)
     return 2 if parameter == "gate_up_proj" and experts.has_gate and experts.is_concatenated else 1
 
 
 def _fitted(model: Any, name: str, codes: torch.Tensor, scales: torch.Tensor) -> PackedStack:
-    """A stack in the form of the parameter `name`. InvalidArgument if it does not have the parameter's shapes."""
+    """Makes a stack in the form of the parameter `name`. InvalidArgument if it does not have the parameter's shapes."""
     like = local(model.get_parameter_or_buffer(name))
     for what, found, wanted in (("codes", codes, like.codes), ("scales", scales, like.scales)):
         if tuple(found.shape) != tuple(wanted.shape) or found.element_size() != wanted.element_size():
@@ -253,7 +253,7 @@ def _fitted(model: Any, name: str, codes: torch.Tensor, scales: torch.Tensor) ->
 
 
 class SluiceQuantizer(HfQuantizer):
-    """The quantizer that transformers' registry has under Sluice's name."""
+    """Implements the quantizer that transformers' registry has under Sluice's name."""
 
     quantization_config: SluiceQuantization
     requires_calibration = False
@@ -266,19 +266,19 @@ class SluiceQuantizer(HfQuantizer):
         self.refused: list[str] = []  # errors of parameters of the checkpoint
 
     def is_serializable(self) -> bool:
-        """Experts are saved in the checkpoint's own bytes."""
+        """Returns True: experts are saved in the checkpoint's own bytes."""
         return True
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Called for each tensor of a checkpoint that is not quantised."""
+        """Returns whether a tensor is to be quantised. Called for each tensor of a checkpoint that is not quantised."""
         return is_packed(local(model.get_parameter_or_buffer(param_name)))
 
     def get_quantize_ops(self) -> Any:
-        """The operation for these tensors."""
+        """Returns the operation for these tensors."""
         return Quantise(self)
 
     def scales_of(self, name: str) -> torch.Tensor:
-        """All scales of a dense weight in FP8."""
+        """Returns all scales of a dense weight in FP8."""
         from safetensors import safe_open
 
         for path in self._files:
@@ -358,15 +358,15 @@ class SluiceQuantizer(HfQuantizer):
 
 
 class _AsFloat8(ConversionOps):
-    """Codes are uint8 until they are saved, since gloo gathers no float8."""
+    """Converts codes to float8 when they are saved; before they are uint8, since gloo gathers no float8."""
 
     def convert(self, input_dict: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """The same bytes."""
+        """Returns the same bytes as float8."""
         return {name: _one(value).view(torch.float8_e4m3fn) for name, value in input_dict.items()}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """The same operation, in both directions."""
+        """Returns the same operation, in both directions."""
         return self
 
 
@@ -378,7 +378,7 @@ def _loads_a_stack(converter: Any) -> bool:
 
 
 def _experts_of(model: Any) -> list[tuple[str, Any]]:
-    """Modules that transformers' use_experts_implementation decorates."""
+    """Returns modules that transformers' use_experts_implementation decorates."""
     return [(n, m) for n, m in model.named_modules() if isinstance(getattr(m, "is_transposed", None), bool)]
 
 
@@ -391,8 +391,8 @@ def _packed_of(module: Any) -> list[str]:
 
 
 def _leave_file(model: Any) -> None:
-    """Copies dense weights that lie in the checkpoint's file, unless packed ones do: a single view keeps the whole file
-    mapped, and the weights that were quantised stay resident with it."""
+    """Copies dense weights that are mapped from the checkpoint's file, unless packed ones are too: a single view keeps
+    the whole file mapped, and the weights that were quantised stay resident with it."""
 
     def is_mapped(tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
@@ -469,7 +469,7 @@ def _agree(model: Any, check: Callable[[], None]) -> None:
 
 
 def _name_as_saved(module: Any, layout: str) -> None:
-    """Lets `state_dict` give and `load_state_dict` take plain tensors by the names of the checkpoint."""
+    """Makes `state_dict` return and `load_state_dict` take plain tensors by the names of the checkpoint."""
     module.__dict__["_sluice_saved_layout"] = layout
     module._register_state_dict_hook(_split)
     module._register_load_state_dict_pre_hook(_join, with_module=True)
@@ -499,7 +499,7 @@ def _as_saved(packed: PackedStack, layout: str) -> tuple[torch.Tensor, torch.Ten
 
 
 def _sharded(part: torch.Tensor, whole: Any) -> Any:
-    """A DTensor with the placements of `whole`."""
+    """Returns a DTensor with the placements of `whole`."""
     from torch.distributed.tensor import DTensor
 
     shape = torch.Size((whole.shape[0], *part.shape[1:]))

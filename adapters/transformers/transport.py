@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DistributedConfig(ep_implementation="sluice")`: dispatch, experts and combine in one call of the library.
+"""Implements `DistributedConfig(ep_implementation="sluice")`: dispatch, experts and combine in one call of the library.
 
 The experts are fused if `experts_implementation="sluice"` is chosen too. With any other choice they run as callbacks:
 transformers' own function on the rows of one expert. Only real rows are sent; a rank without rows needs no dummy row.
@@ -29,8 +29,8 @@ _numbers = itertools.count()
 
 @functools.cache
 def _watch_wrappers() -> None:
-    """From now on PEFT's wrappers of sharded experts, except LoRA's, are refused when they are made. In a forward they
-    would add a plain tensor to a sharded one before Sluice is called, and torch's error names neither."""
+    """Makes the construction of PEFT's wrappers of sharded experts, except LoRA's, an error from now on. In a forward
+    they would add a plain tensor to a sharded one before Sluice is called, and torch's error names neither."""
     torch.nn.modules.module.register_module_module_registration_hook(_refuse_wrapper)
 
 
@@ -46,7 +46,7 @@ def _refuse_wrapper(wrapper: torch.nn.Module, name: str, module: Any) -> None:
 
 
 class SluiceEP(EPImplementation):
-    """The transport of one experts module. All ranks of the group make it at the same point of loading a model."""
+    """Implements the transport of one experts module. All ranks of the group make it at the same point of loading."""
 
     def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)
@@ -72,7 +72,7 @@ class SluiceEP(EPImplementation):
             own_factors.watch(experts, self._state, ep_mesh)
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
-        """The weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""
+        """Returns the weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""
         if self._stock is not None:
             return self._stock(hidden_states, top_k_index, top_k_weights)
         if torch.compiler.is_compiling():

@@ -26,7 +26,7 @@ Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Unit:
-    """The activation between an expert's two GEMMs, in the words of sluice.adapters.torch.MoeLayer."""
+    """Describes the activation between an expert's two GEMMs, by the names of sluice.adapters.torch.MoeLayer."""
 
     activation: str
     swiglu: Swiglu | None = None

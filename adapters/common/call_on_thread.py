@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def call_on_thread(ask: Callable[[], T], name: str) -> T:
-    """Calls `ask` on a thread of that name; returns what it returns and raises what it raises."""
+    """Calls `ask` on a thread of that name; returns its result and raises its exception."""
     found: list[T] = []
     failures: list[Exception] = []
 

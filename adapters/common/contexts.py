@@ -35,7 +35,7 @@ def context_of(
 
     Not thread-safe: the caller holds a lock. Contexts stay until their group closes.
 
-    num_layers    of the model, which a budget must know before layers other than the first exist
+    num_layers    of the model; a budget needs the number before layers other than the first exist
     device        of the experts; None: the CPU
     num_forwards  most forwards that are outstanding at one time in training; None: one for each layer
     """

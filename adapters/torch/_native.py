@@ -94,7 +94,7 @@ class interruptible:
     """Lets Ctrl-C end waits for other ranks, while it is entered on the main thread.
 
     Python's handler runs only after the call into the library has returned. This applies to Python's default handler
-    alone: a host with its own handler (say, "save a checkpoint after this step") does not want its step aborted.
+    only: a host with its own handler (such as "save a checkpoint after this step") does not expect an aborted step.
     """
 
     __slots__ = ("_entered",)

@@ -76,7 +76,7 @@ class EpGroup:
         """Returns the group of these global ranks; None: this process alone.
 
         Collective over these ranks alone. A second call with the same transport returns the same group, whose timeout
-        does not change; a warning says so if another timeout is given.
+        does not change; another timeout causes a warning.
         """
         key = (0,) if ranks is None else tuple(int(rank) for rank in ranks)
         if len(key) == 1:

@@ -54,7 +54,7 @@ class MoeLayer:
     """Computes a layer. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
 
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
-    strides of which one is 1. Left out with callback experts.
+    strides, one of them 1. Left out with callback experts.
     leaves_out_frozen: True: backward computes gradients of parameters that require one; False: of all, or of none.
     """
 
@@ -161,9 +161,9 @@ class MoeLayer:
         return Placement(tuple(ranks), tuple(slots), int(epoch[0]))
 
     def loads(self) -> tuple[list[int], list[int]]:
-        """Rows of all forwards so far: this rank's tokens by expert, and the rows received by each rank. The latter
-        come from headers, end with the training forward before the newest one, and are equal on all ranks. Nothing is
-        sent.
+        """Returns rows of all forwards so far: this rank's tokens by expert, and the rows received by each rank. The
+        latter come from headers, end with the training forward before the newest one, and are equal on all ranks.
+        Nothing is sent.
         """
         library = load()
         rows, ranks = (library.ffi.new("int64_t[]", n) for n in (self.num_experts, self.context.ep_group.world_size))

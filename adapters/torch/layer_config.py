@@ -79,7 +79,7 @@ class LayerShape:
 @by_name
 @dataclass(frozen=True)
 class MoeConfig(LayerOptions, LayerShape):
-    """The shape of a layer, and the options of its passes by the names of the "sluice" section
+    """Describes the shape of a layer, and the options of its passes by the names of the "sluice" section
     (docs/deepspeed.md#options).
 
     policy is a pair (for dispatched rows, for pre-activations). Each is one word for all chunks, or a word for each of

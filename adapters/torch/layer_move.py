@@ -36,8 +36,8 @@ class LayerMove:
         self._lib.sluice_layer_move_heard(self._move, word)
 
     def runs(self, micro_batch: int, word: int = 0) -> bool:
-        """Returns whether the layer runs here in this forward and in its backward. word: that of the activation that
-        the lower stage received. Call it once for each micro-batch, in their order."""
+        """Returns whether the layer runs here in this forward and in its backward. word: the word of the activation
+        that the lower stage received. Call it once for each micro-batch, in their order."""
         return bool(self._lib.sluice_layer_move_runs(self._move, micro_batch, word))
 
     def ended(self) -> None:

@@ -47,7 +47,7 @@ class LayerPlan:
     """
 
     def __init__(self, layer: Any, num_tokens: int, choice: PlanChoice | None = None, outstanding: int = 1) -> None:
-        """choice: None: the fastest that the layer's config leaves open. The plan has no budget."""
+        """Makes a plan without a budget. choice: None: the fastest that the layer's config leaves open."""
         library = load()
         config = library.new("plan_config")
         config.max_tokens, config.max_outstanding = num_tokens, outstanding

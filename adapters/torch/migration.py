@@ -126,12 +126,12 @@ class Migration:
         library.check(library.lib.sluice_migration_mark_still(self._handle, item.number, item.peer))
 
     def settle(self, group: EpGroup | None = None) -> int:
-        """After a rank was lost in commit, agrees on one epoch for all ranks that are left, and returns it. A phase
-        "undecided" becomes "committed" or "aborted": what had arrived is in place, or is dropped.
+        """Agrees on one epoch for all remaining ranks, after a rank was lost in commit, and returns the epoch. A phase
+        "undecided" becomes "committed" or "aborted": arrived tensors are in place, or are dropped.
 
-        group: all ranks that are left, in a group made after the loss; None: this rank alone, if no other is left. A
-        rank that is not in the others' group must not go on. Collective over `group`. InvalidState between begin and
-        commit. After another error, such as a further loss, nothing has changed: settle again.
+        group: all remaining ranks, in a group made after the loss; None: this rank alone, if no other remains. A rank
+        that is not in the others' group must stop. Collective over `group`. InvalidState between begin and commit.
+        After another error, such as a further loss, nothing has changed: settle again.
         """
         library = load()
         epoch = library.ffi.new("uint64_t *")

@@ -129,8 +129,8 @@ def plan_model(
              its backward, if the copies fit in between. Blocks with a MoE layer of Sluice are not offloaded
 
     The model computes the same bits as before. Measuring runs the batch a few times, and restores buffers, gradients
-    and random states afterwards. The bytes are those of torch's allocator and Sluice's contexts, without memory of
-    other libraries. Each MoE layer of Sluice gets a plan (MoeLayer.use_plan) with the block's policy. If experts are
+    and random states afterwards. The bytes count torch's allocator and Sluice's contexts, without memory of other
+    libraries. Each MoE layer of Sluice gets a plan (MoeLayer.use_plan) with the block's policy. If experts are
     shared among ranks, the call is collective over all ranks of torch.distributed, which get the same plan.
 
     Threads: the caller's; no other may use the model meanwhile. Raises InvalidArgument (no blocks, no loss, an invalid

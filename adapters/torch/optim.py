@@ -30,8 +30,8 @@ _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 class Adam(torch.optim.Adam):
     """Updates like `torch.optim.Adam`; `foreach` and `fused` have no effect.
 
-    check_finite: False if the caller knows that gradients are finite, which saves one read of them. A GradScaler
-    checks them itself.
+    check_finite: False if gradients are finite in any case, which saves one read of them. A GradScaler checks them
+    itself.
 
     exact: True: each update is within 2 ulp of f64 arithmetic. False: each operation is rounded once, as in torch,
     which takes less time. Both give the same bits on every processor.

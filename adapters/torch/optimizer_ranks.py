@@ -28,9 +28,9 @@ def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks | None:
 
 
 class StepRanks:
-    """of_step: the ranks that step together, None: this one alone; of_groups: those that share each parameter group.
+    """Has of_step: the ranks that step together, None: this one alone; of_groups: the ranks of each parameter group.
 
-    It has lists of ranks and no process groups, so that it can be copied and saved with its optimizer.
+    The object has no process groups, so that it can be copied and saved with its optimizer.
     """
 
     def __init__(self, of_step: Ranks | None) -> None:

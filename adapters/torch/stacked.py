@@ -103,7 +103,7 @@ class StackedLayer(CastingLayer):
         return out if status == 0 else None
 
     def _cast_for(self, ids: torch.Tensor, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """If no other rank sends rows, casts only the experts with a route; memory of the others is never read."""
+        """Casts only the experts with a route, if no other rank sends rows; memory of the others is never read."""
         count = self.num_local_experts
         if self.is_packed or self._collective or not ids.is_cpu or all(tensor.dtype == self.dtype for tensor in flat):
             return self._cast(flat)
@@ -160,7 +160,7 @@ class StackedLayer(CastingLayer):
         return grads
 
     def _describe(self, frame: Frame, flat: Sequence[torch.Tensor]) -> None:
-        """Describes the parameters, if they are not those of the last call."""
+        """Describes the parameters, if they differ from those of the last call."""
         key = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in flat]
         if frame.stack_key == key:
             return

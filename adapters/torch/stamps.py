@@ -90,7 +90,7 @@ def _sha256(path: str, also: tuple[int, ...]) -> str:
 
 
 def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | None:
-    """None: the object may be loaded. Else the reason, "" if there is no object.
+    """Returns None if the object may be loaded, else the reason; "": there is no object.
 
     also  owners that are trusted like this user
     """

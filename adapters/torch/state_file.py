@@ -18,9 +18,9 @@ MASTER = "master"
 
 
 class FileOptions(NamedTuple):
-    """durable: each step is on the disk before it ends. resume: continue from an existing file. Without it an existing
-    file is an error. step: which of the file's two steps to load; None: the later one. rank, world_size: those that the
-    file is for. comm: of the ranks that step together, which create or open their files together.
+    """Has durable: each step is on the disk before it ends. resume: continue from an existing file; else an existing
+    file is an error. step: which of the file's two steps to load; None: the later one. rank, world_size: of the file.
+    comm: of the ranks that step together, which create or open their files together.
     """
 
     durable: bool = False

@@ -22,7 +22,7 @@ def open_transport(library: Any, host: Any, transport: str | None, connect_timeo
     """Opens the communicator that layers use. It takes over `host`, the communicator of the gloo group.
 
     transport: "tcp", "c10d" (gloo itself), None: tcp if all ranks can reach each other, else c10d with a warning.
-    connect_timeout: seconds until all connections are made, of which at most 30 count.
+    connect_timeout: seconds until all connections are made, at most 30.
     Collective over the group, with the same outcome on all ranks. For "tcp" raises the library's error if it fails.
     """
     if transport == "c10d":

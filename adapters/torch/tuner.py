@@ -220,7 +220,7 @@ def deduplication(handle: Any) -> dict[str, Any] | None:
 
 
 def _written(write: Any, handle: Any) -> str:
-    """Returns the text that a function of the library writes. The first call asks for its length."""
+    """Returns the text that a function of the library writes. The first call returns its length."""
     library = load()
     size = library.ffi.new("uint64_t *")
     library.check(write(handle, library.ffi.NULL, size))
@@ -235,7 +235,7 @@ def decisions_json(handle: Any) -> str:
 
 
 def answers(handle: Any) -> list[dict[str, Any]]:
-    """Returns all answers as plain values, those of the oldest layers first."""
+    """Returns all answers as plain values, the oldest layers' answers first."""
     return list(json.loads(decisions_json(handle))["answers"])
 
 

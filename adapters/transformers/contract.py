@@ -63,7 +63,7 @@ class Contract:
         return (down[2], down[1]) if self.transposed else (down[1], down[2])
 
     def views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Returns the library's members in the stacked tensors: those of w1, w3, w2, b1, b3, b2 that exist."""
+        """Returns the library's members in the stacked tensors: the existing ones of w1, w3, w2, b1, b3, b2."""
         up, down, *biases = tensors
         if self.transposed:
             up, down = (None if tensor is None else tensor.transpose(1, 2) for tensor in (up, down))

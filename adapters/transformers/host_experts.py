@@ -18,7 +18,7 @@ from torch.nn import functional as F
 class HostExperts(CallbackExperts):
     """Calls the experts of the current call's module, which `bind` sets.
 
-    inside  the dtype in which they compute; None: that of their parameters
+    inside  the dtype in which they compute; None: their parameters' dtype
     """
 
     def __init__(self, contract: Contract, count: int, inside: torch.dtype | None = None) -> None:

@@ -203,7 +203,7 @@ class _Share(torch.autograd.Function):
 def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None, share: float) -> Factors:
     """Returns the factors of these experts (None: all), in a dtype that a layer of `dtype` takes.
 
-    share  multiplies gradients of factors that this rank alone holds, which are sums over ranks. The host averages
+    share  multiplies gradients of factors that only this rank has, which are sums over ranks. The host averages
            gradients of all other factors
     """
     split = []

@@ -69,7 +69,7 @@ def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:
 
 
 def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[str, Any]:
-    """Returns the module's stacked parameters: DTensors, of which this rank has whole experts."""
+    """Returns the module's stacked parameters: DTensors that have whole experts on this rank."""
     strangers = contracts.others(module, tuple(names))
     if strangers:
         raise Unsupported(f"{name}: it is unknown which expert {next(iter(strangers))} belongs to: experts stay")

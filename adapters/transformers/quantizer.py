@@ -201,7 +201,7 @@ class Dense(_Operation):
 
 
 def _decoded_shard(codes: torch.Tensor, scales: torch.Tensor, parameter: Any) -> torch.Tensor:
-    """This rank's part of a weight in FP8, decoded with the scales of the whole weight."""
+    """Returns this rank's part of a weight in FP8, decoded with the scales of the whole weight."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     wanted = [-(-size // 128) for size in parameter.shape]

@@ -36,7 +36,7 @@ OPTIONS = ("--oversubscribe", "--allow-run-as-root", "--bind-to", "none")
 
 
 class Job:
-    """One run of mpirun."""
+    """Runs mpirun once."""
 
     def __init__(self, program: Path, plugin: Path, folder: Path, world: int, first_step: int, steps: int) -> None:
         self.folder, self.world = folder, world

@@ -57,7 +57,7 @@ class Sizes:
 
 
 class Inputs:
-    """Random inputs and routes, which all libraries share, so that all compute the same."""
+    """Has random inputs and routes, which all libraries share, so that all compute the same."""
 
     def __init__(self, torch, sizes, device, dtype):
         s, factor = sizes, 2 if sizes.gated else 1
@@ -103,7 +103,7 @@ def make_layer(x, chunks, policy, context):
 
 
 def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
-    """Returns a call of a layer. The default policy is that of transformers' adapter: only pre-activations are kept."""
+    """Returns a call of a layer. The default policy, as in transformers' adapter: only pre-activations are kept."""
     from sluice.adapters.torch import Context
 
     layer = make_layer(x, chunks, policy, context or Context(device=x.device))
@@ -467,7 +467,7 @@ def offloaded(torch, x, record):
 
 
 class Written:
-    """The record, which is written after each group, so that a failing group loses no results; it names the reason."""
+    """Writes the record after each group, so that a failing group loses no results; it names the reason."""
 
     def __init__(self, record, target):
         self.record, self.target = record, target

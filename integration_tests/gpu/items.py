@@ -219,7 +219,7 @@ def run_item(folder, item, fake, environment, limit, most):
     if code is None:
         outcome = "failed" if limit >= most else "unfinished"
         return outcome, time.monotonic() - began, f"{text}\nended after {limit:.0f} s"
-    # A script that lacks a package says so with 77; a program that lacks a GPU ends the run.
+    # A script that lacks a package exits with 77; a program that lacks a GPU ends the run.
     outcome = {0: "passed", NO_GPU: "skipped" if is_script else "no GPU"}.get(code, "failed")
     refusal = next((word for word in NO_COUNTERS if item.tool == "ncu" and word in text), None)
     if refusal is not None:

@@ -23,7 +23,7 @@ filegroup(name = "found", srcs = ["@mpi//:mpi"], tags = [NVRTC or NVCC])
 
 
 class Machine:
-    """A checkout with only the real detection rules, and a PATH with only the added programs."""
+    """Makes a checkout with only the real detection rules, and a PATH with only the added programs."""
 
     def __init__(self, folder: Path) -> None:
         self.checkout, self.bin, self.include = folder / "checkout", folder / "bin", folder / "openmpi" / "include"

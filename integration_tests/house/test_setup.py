@@ -14,7 +14,7 @@ TOOLS = "bash cat cut date dirname env find flock grep ls mkdir rm sed sha256sum
 
 
 class Machine:
-    """A copy of the scripts in a separate checkout, and a PATH with only the added programs."""
+    """Copies the scripts to a separate checkout, and makes a PATH with only the added programs."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.bin, self.calls = folder / "checkout", folder / "bin", folder / "calls"

@@ -25,7 +25,7 @@ def _receive(peer: socket.socket, total: int) -> bytes:
 
 
 def main() -> None:
-    """Rank 0 sends messages of `argv[1]` bytes."""
+    """Sends messages of `argv[1]` bytes on rank 0, and receives them on the others."""
     total = int(sys.argv[1])
     rank = int(os.environ["RANK"])
     with connect(rank, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1) as peer:

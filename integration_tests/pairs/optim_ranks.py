@@ -29,7 +29,7 @@ def tolerance(row: dict[str, str]) -> Tolerance:
 
 
 class _Model(nn.Module):
-    """Three layers. Some steps omit the last layer."""
+    """Has three layers. Some steps omit the last layer."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore policies: how the backward obtains dispatched rows and pre-activations.
+"""Has the restore policies: how the backward obtains dispatched rows and pre-activations.
 
 Names, numbers and costs come from the library (backend/model/restore.c): the packaging writes them into a file next to
 this one. The library is not loaded, since every process that builds an engine checks configs.

@@ -33,7 +33,7 @@ _process = os.getpid()
 
 
 def register(context: Any) -> None:
-    """Called by adapters for each context: an object with `trace_start(capacity)` and `trace_take()`."""
+    """Registers a context, which has `trace_start(capacity)` and `trace_take()`. Adapters call it for each context."""
     global _capacity, _process
     _contexts.add(context)
     if os.environ.get(FOLDER):
@@ -48,7 +48,7 @@ def register(context: Any) -> None:
 
 
 def closing(context: Any) -> None:
-    """Called by adapters before a context is closed. Keeps its events for the record."""
+    """Keeps a context's events for the record. Adapters call it before a context is closed."""
     if os.environ.get(FOLDER) and _capacity and context in _contexts and os.getpid() == _process:
         with contextlib.suppress(Exception):
             _closed.append(_taken(context))
@@ -60,8 +60,8 @@ def keeps_batches() -> bool:
 
 
 def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> None:
-    """Called by adapters after each training batch of a pipeline. events: this rank's ops; predicted: the predicted ops
-    of all ranks, on one of them. pipeline: its number, the same on all ranks. The record has the last batch."""
+    """Keeps a pipeline's training batch, after the batch, for the record, which has the last one. events: this rank's
+    ops; predicted: the predicted ops of all ranks, on one of them. pipeline: its number, the same on all ranks."""
     global _process
     _process = os.getpid()
     _batches[pipeline] = {"number": pipeline, "ranks": ranks, "events": events, "predicted": predicted}
@@ -70,9 +70,9 @@ def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], pr
 
 
 def keep_move(what: str, of: str, begin_ns: int, moved: int, left: int, hidden: int, commit_s: float) -> None:
-    """Called by adapters after each move, on all ranks that took part. what: "experts" or "layers"; of: their owner;
-    begin_ns: by time.monotonic_ns; moved: how many; left, hidden: bytes that this rank sent, and those of them that it
-    sent while training ran. Kept for the record, only under `sluice trace`."""
+    """Keeps a move for the record, only under `sluice trace`. Adapters call it after each move, on all ranks that took
+    part. what: "experts" or "layers"; of: their owner; begin_ns: by time.monotonic_ns; moved: their number; left,
+    hidden: bytes that this rank sent, and the part of them that it sent while training ran."""
     if os.environ.get(FOLDER) and len(_moves) < _MOST_MOVES:
         times = {"begin_ns": begin_ns, "end_ns": time.monotonic_ns(), "commit_s": commit_s}
         sizes = {"moved": moved, "left_bytes": left, "hidden_bytes": hidden}
@@ -151,7 +151,7 @@ def _memory(context: Any) -> dict[str, int]:
 
 
 def facts_of(layer: Any) -> dict[str, Any]:
-    """Returns the record's description of a layer. Called by adapters while they record."""
+    """Returns the record's description of a layer. Adapters call it while they record."""
     return {
         "activation": None if layer.experts is not None else layer.config.activation,
         "gated": layer.config.gated,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the tracked lines of the repository by area, and the share of them that is the product.
 
-  third_party/size/measure.py [COMMIT]    this tree, or a commit; areas.txt next to this file says what belongs where
+  third_party/size/measure.py [COMMIT]    this tree, or a commit; areas.txt next to this file defines the areas
   third_party/size/measure.py --check     also ends with 1 if the tree has more than MOST_LINES, or the product less
                                           than LEAST_SHARE of them
 

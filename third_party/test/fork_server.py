@@ -30,7 +30,7 @@ _ANSWER = struct.Struct("=q")
 
 
 class Process:
-    """The part of subprocess.Popen that tests use."""
+    """Implements the part of subprocess.Popen that tests use."""
 
     def __init__(self, answers: int, pid: int, stdin: Any) -> None:
         self._answers = answers
@@ -102,7 +102,7 @@ class ForkServer:
         output: int,
         has_stdin: bool = False,
     ) -> Process:
-        """Runs a script; integer arguments are open descriptors, of which the script gets its own duplicates."""
+        """Runs a script; integer arguments are open descriptors, which are duplicated for the script."""
         answers, told = os.pipe()
         theirs, ours = os.pipe() if has_stdin else (os.open(os.devnull, os.O_RDONLY), -1)
         fds = [told, theirs, output, *(value for value in arguments if isinstance(value, int))]

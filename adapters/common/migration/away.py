@@ -78,7 +78,7 @@ def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
 
 
 def guard_module(module: Any, layer: MovingLayer) -> None:
-    """Guards a module without changing its class, unlike Guarded. Hooks are registered while an expert is away."""
+    """Guards a module by hooks, so that its class stays the host's. They are registered while an expert is away."""
     for handle in module.__dict__.pop(_HOOKS, ()):
         handle.remove()
     if layer.torn or has_moved(layer):

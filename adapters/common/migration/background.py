@@ -31,7 +31,7 @@ from sluice.errors import (
 
 _ALL_GO_ON = (InvalidArgument, Mismatch, PeerRefused)  # after these the move has been aborted on all ranks
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
-_REFUSED = Placement((), ())  # every engine layer refuses it, which tells the other ranks
+_REFUSED = Placement((), ())  # every engine layer refuses it, so that the other ranks fail too
 _Form = Any  # ("tensor", shape, dtype, device); else a plain value
 
 
@@ -64,8 +64,8 @@ class _ExpertMove(NamedTuple):
     leaving: dict[int, _Bundle]
     arriving: dict[int, _Bundle]
     versions: list[tuple[torch.Tensor, int]]
-    failure: str  # why it could not begin on this rank, which others are told in commit
-    refusal: str  # why it has begun without experts, and will be refused
+    failure: str  # why the move could not begin on this rank; sent to the others in commit
+    refusal: str  # why the move has begun without experts, and will be refused
 
 
 class BackgroundMove:

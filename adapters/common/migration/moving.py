@@ -135,8 +135,8 @@ def trained_of(slots: Sequence[Expert]) -> Trained:
 
 
 def why_unlike(trained: Sequence[Trained], old: Placement, new: Placement) -> str:
-    """Why experts cannot move, given what is trained in the slots of each rank; "": they can. Whether a parameter is
-    frozen is a property of the host's parameter, which stays in its slot, as its optimizer state does."""
+    """Returns why experts cannot move, given the trained pieces in the slots of each rank; "": they can. A frozen
+    parameter is a property of the host's slot, and stays there, as the slot's optimizer state does."""
     for e in range(len(old.expert_rank)):
         (rank, slot), (to_rank, to_slot) = old.place(e), new.place(e)
         here, there = trained[rank][slot], trained[to_rank][to_slot]
@@ -158,7 +158,7 @@ def _require_alike(name: str, trained: Sequence[Trained], old: Placement, new: P
 
 @contextmanager
 def _or_torn(layer: MovingLayer, vote: Vote, restore: Callable[[], None]) -> Iterator[None]:
-    """After an error in the body, restores all contents on all ranks, or marks the layer as torn."""
+    """Restores all contents on all ranks after an error in the body, or marks the layer as torn."""
     try:
         yield
     except BaseException as error:

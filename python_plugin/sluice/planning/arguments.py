@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line options that `sluice plan` and `sluice simulate` share."""
+"""Defines command-line options that `sluice plan` and `sluice simulate` share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice_pipeline_predict` from Python: predicts a batch of a pipeline without running it."""
+"""Predicts a batch of a pipeline without running it, by `sluice_pipeline_predict`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ENTRY = ("flops_per_second", "tile_seconds")
 
 @dataclass(frozen=True)
 class Prices:
-    """data: the checked content of the file."""
+    """Has the prices of a device. data: the checked content of the file."""
 
     data: dict[str, Any]
     where: str

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).resolve().parent / "profiles"
 
 @dataclass(frozen=True)
 class Machine:
-    """data: the machine's parsed JSON; sources: where its numbers are from."""
+    """Describes a machine. data: its parsed JSON; sources: where its numbers are from."""
 
     data: dict[str, Any]
     sources: dict[str, str]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice_optimizer_predict` from Python: bytes and seconds of an optimizer step, by tier and by k."""
+"""Predicts bytes and seconds of an optimizer step, by tier and by k, by `sluice_optimizer_predict`."""
 
 from __future__ import annotations
 

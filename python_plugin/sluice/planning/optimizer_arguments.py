@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line options that `sluice plan --optimizer` and `sluice simulate --optimizer` share."""
+"""Defines command-line options that `sluice plan --optimizer` and `sluice simulate --optimizer` share."""
 
 from __future__ import annotations
 

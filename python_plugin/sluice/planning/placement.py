@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/placement.h` from Python: on which rank each expert should be, and whether a move pays."""
+"""Decides on which rank each expert should be, and whether a move pays, by `sluice/placement.h`."""
 
 from __future__ import annotations
 

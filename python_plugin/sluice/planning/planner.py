@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/planner.h` from Python: prices choices, and selects the best one with reasons against the others."""
+"""Prices choices, and selects the best one with reasons against the others, by `sluice/planner.h`."""
 
 from __future__ import annotations
 

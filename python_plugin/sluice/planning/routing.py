@@ -17,7 +17,7 @@ from .errors import BadInput
 
 @dataclass(frozen=True)
 class Routing:
-    """loads[step][layer][expert]."""
+    """Has recorded loads, as loads[step][layer][expert]."""
 
     layers: int
     experts: int

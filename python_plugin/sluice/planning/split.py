@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """batch: samples of a step, over all replicas. tokens: of a sample."""
+    """Describes a model. batch: samples of a step, over all replicas. tokens: of a sample."""
 
     layers: tuple[Layer, ...]
     batch: int

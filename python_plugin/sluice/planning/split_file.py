@@ -19,7 +19,7 @@ MOST_LAYERS = 4096
 
 @dataclass(frozen=True)
 class SplitFile:
-    """machine: None if the file names none."""
+    """Has the content of a file. machine: None if the file names none."""
 
     model: Model
     machine: str | None

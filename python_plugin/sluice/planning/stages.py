@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/stages.h` from Python: plans a whole model over one or more pipeline stages, under budgets."""
+"""Plans a whole model over one or more pipeline stages, under budgets, by `sluice/stages.h`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MOST_LAYERS = 65536
 
 @dataclass(frozen=True)
 class StagesFile:
-    """machine: of MoE layers, None if the file names none."""
+    """Has the content of a file. machine: of MoE layers, None if the file names none."""
 
     problem: Problem
     machine: str | None

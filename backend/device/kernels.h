@@ -111,6 +111,17 @@ typedef struct sluice_kernels_s {
   void (*scale_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                      const float* weight, void* dst);
 
+  /* dst[e * dst_stride + i * columns + j] = src[e + i * row_stride + j * col_stride]: `count` matrices [rows, columns],
+   * whose values alternate in src. Strides are in elements. src has dst's dtype, or is f32 and rounded once. NULL on
+   * devices whose memory the host reads. */
+  void (*pack_matrices)(sluice_stream_t stream, int32_t dtype, int32_t src_dtype, int64_t rows, int64_t columns,
+                        const void* src, int64_t row_stride, int64_t col_stride, int64_t count, void* dst,
+                        int64_t dst_stride);
+
+  /* data[i, :] *= factor, rounded once; rows are `stride` apart. NULL on devices whose memory the host reads. */
+  void (*scale_columns)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, int64_t stride,
+                        float factor);
+
   /* activation_forward and _backward for every unit; NULL on devices that lack them. b1: [H], interleaved [2H] (then b3
    * is NULL). dpre may be pre, act_w may be dact. The slope of a clamp at its corner is 1. */
   void (*unit_forward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,

@@ -71,7 +71,8 @@ static uint64_t decoded_bytes(const sluice_shape_t* shape) {
 int64_t sluice_pass_gemms(const sluice_shape_t* shape) { return 2 * (int64_t)shape->num_local; }
 
 uint64_t sluice_pass_device_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes) {
-  return 3 * sluice_align_up(scalar_bytes) + sluice_align_up(decoded_bytes(shape));
+  return 3 * sluice_align_up(scalar_bytes) + sluice_align_up(adapters_bytes(shape)) +
+         sluice_align_up(decoded_bytes(shape));
 }
 
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {

@@ -94,21 +94,15 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
                      sluice_restore_word(c->restore_pre_activation));
 }
 
-static sluice_status_t check_lora(const sluice_context_t* context, const sluice_moe_config_t* c) {
+static sluice_status_t check_lora(const sluice_moe_config_t* c) {
   const int32_t id = c->layer_id;
   SLUICE_TRY(SLUICE_REQUIRE(c->lora_rank >= 0 && c->lora_rank <= SLUICE_MOST_LORA_RANK,
                             "layer %d: lora_rank is %d; it must be in [0, %d]", id, c->lora_rank,
                             SLUICE_MOST_LORA_RANK));
-  if (c->lora_rank == 0) return SLUICE_OK;
-  SLUICE_TRY(SLUICE_REQUIRE(!c->callback_experts,
-                            "layer %d: lora_rank is %d, but its experts are the host's own (callback_experts), and so "
-                            "are their adapters: set it to 0",
-                            id, c->lora_rank));
-  if (!context->rows->is_device) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "layer %d: lora_rank is %d, but device %s has no kernels for adapters: use a CPU, or callback "
-                     "experts with adapters of their own",
-                     id, c->lora_rank, context->device->name);
+  return SLUICE_REQUIRE(c->lora_rank == 0 || !c->callback_experts,
+                        "layer %d: lora_rank is %d, but its experts are the host's own (callback_experts), and so "
+                        "are their adapters: set it to 0",
+                        id, c->lora_rank);
 }
 
 /* Checks what is possible if every exchange has a fixed size. */
@@ -225,7 +219,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   SLUICE_TRY(sluice_chunk_policies_read(what, checked.num_chunks, checked.callback_experts, checked.restore_input_of,
                                         checked.restore_pre_activation_of, &checked.restore_input,
                                         &checked.restore_pre_activation, &policies));
-  SLUICE_TRY(check_lora(context, &checked));
+  SLUICE_TRY(check_lora(&checked));
   SLUICE_TRY(check_capacity(context, &checked));
   SLUICE_TRY(check_deduplicate(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));

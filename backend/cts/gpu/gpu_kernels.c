@@ -60,6 +60,21 @@ static void moving(int32_t dtype, int64_t rows, int64_t width) {
   ref->round_rows(NULL, dtype, 1, rounded, scale.host, 1, out.host, rounded);
   gpu->round_rows(NULL, dtype, 1, rounded, scale.there, 1, out.there, rounded);
   gpu_report("round_rows", gpu_differs(&out, dtype, 0, 0));
+  ref->round_rows(NULL, dtype, 1, rounded, scale.host, 0, out.host, rounded);
+  gpu->pack_matrices(NULL, dtype, SLUICE_DTYPE_F32, 1, rounded, scale.there, rounded, 1, 1, out.there, 0);
+  gpu_report("pack_matrices, of f32", gpu_differs(&out, dtype, 0, 0));
+  const int64_t half = width / 2; /* two matrices [half, rows], whose values alternate along each row of src */
+  for (int64_t i = 0; i < rows * half * 2; ++i) {
+    const int64_t row = i / (half * 2), at = i % (half * 2);
+    memcpy((char*)dst.host + ((at % 2 * half + at / 2) * rows + row) * bytes,
+           (const char*)src.host + (row * width + at) * bytes, (size_t)bytes);
+  }
+  gpu->pack_matrices(NULL, dtype, dtype, half, rows, src.there, 2, width, 2, dst.there, half * rows);
+  gpu_report("pack_matrices", gpu_differs(&dst, dtype, 0, 0));
+  for (int64_t i = 0; i < rows; ++i) ((float*)scale.host)[i] = 0.75f;
+  ref->scale_rows(NULL, dtype, rows, width, dst.host, scale.host, dst.host);
+  gpu->scale_columns(NULL, dtype, rows, width, dst.there, width, 0.75f);
+  gpu_report("scale_columns", gpu_differs(&dst, dtype, 0, 0));
   gpu_leave();
   free(runs);
   gpu_drop(&src), gpu_drop(&dst), gpu_drop(&index), gpu_drop(&scale), gpu_drop(&out);

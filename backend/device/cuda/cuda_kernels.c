@@ -323,6 +323,28 @@ static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int6
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_scale_rows, dtype), stream, &args, args.units);
 }
 
+static void pack_matrices(sluice_stream_t stream, int32_t dtype, int32_t src_dtype, int64_t rows, int64_t columns,
+                          const void* src, int64_t row_stride, int64_t col_stride, int64_t count, void* dst,
+                          int64_t dst_stride) {
+  const sluice_pack_args_t args = {.src = src,
+                                   .dst = dst,
+                                   .units = rows,
+                                   .columns = columns,
+                                   .row_stride = row_stride,
+                                   .col_stride = col_stride,
+                                   .count = count,
+                                   .dst_stride = dst_stride,
+                                   .src_f32 = src_dtype == SLUICE_DTYPE_F32};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_pack_matrices, dtype), stream, &args, args.units);
+}
+
+static void scale_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data,
+                          int64_t stride, float factor) {
+  const sluice_scale_columns_args_t args = {
+      .data = data, .units = rows, .width = width, .stride = stride, .factor = factor};
+  sluice_cuda_launch(by_dtype(SLUICE_CUDA_scale_columns, dtype), stream, &args, args.units);
+}
+
 static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                            int64_t src_k, const int32_t* route, float* dst) {
   const sluice_gather_scalars_args_t args = {.src = src,
@@ -373,6 +395,8 @@ const sluice_kernels_t* sluice_cuda_kernels(void) {
       .sum_columns = sum_columns,
       .round_rows = round_rows,
       .scale_rows = scale_rows,
+      .pack_matrices = pack_matrices,
+      .scale_columns = scale_columns,
       .unit_forward = unit_forward,
       .unit_backward = unit_backward,
       .experts_forward = experts_forward,

@@ -142,13 +142,21 @@ COPY(copy_64, double, double)
 COPY(copy_to_f64, float, double)
 
 /* Packs row-major, in the layer's dtype. The factors have that dtype, or are f32. */
-static void pack(const sluice_pass_t* pass, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
+static void pack(const list_t* list, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
+  const sluice_pass_t* pass = list->pass;
   const int32_t dtype = pass->moe->shape.config.dtype;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  if (kernels->pack_matrices != NULL) {
+    kernels->pack_matrices(sluice_pass_stream(pass, list->op), dtype, sluice_tensor_dtype(t), t->shape[0], t->shape[1],
+                           sluice_tensor_data(t), sluice_tensor_stride(t, 0), sluice_tensor_stride(t, 1), experts, to,
+                           (int64_t)(each / sluice_dtype_bytes(dtype)));
+    return;
+  }
   const int is_f32 = sluice_tensor_dtype(t) == SLUICE_DTYPE_F32;
   if (dtype == SLUICE_DTYPE_F64) {
     (is_f32 ? copy_to_f64 : copy_64)(t, experts, to, each);
   } else if (is_f32) {
-    copy_f32(pass->context->device->kernels, dtype, t, experts, to, each);
+    copy_f32(kernels, dtype, t, experts, to, each);
   } else {
     copy_16(t, experts, to, each);
   }
@@ -203,8 +211,8 @@ static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sl
     }
     *found = (packed_t){all, local, count, each, pass->adapters + list->used};
     list->used += (uint64_t)count * each;
-    pack(pass, t, count, found->data, each);
-    if (lower != NULL) pack(pass, &lower[local], count, found->data + half, each);
+    pack(list, t, count, found->data, each);
+    if (lower != NULL) pack(list, &lower[local], count, found->data + half, each);
   }
   *out = (sluice_matrix_t){found->data + (uint64_t)(local - found->first) * found->each, t->shape[1], 1};
   return SLUICE_OK;
@@ -304,8 +312,16 @@ static sluice_status_t add_product(list_t* list, const block_t* block, const voi
 
 static sluice_status_t scale_product(list_t* list, const block_t* block, const void* user) {
   const product_t* p = user;
-  scale_rows(list->pass->moe->shape.config.dtype, low_of(list->pass, block, p->second), block->rows, rank_of(p->term),
-             p->term->scale);
+  const sluice_pass_t* pass = list->pass;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const int32_t dtype = pass->moe->shape.config.dtype;
+  const sluice_matrix_t m = low_of(pass, block, p->second);
+  if (kernels->scale_columns != NULL) {
+    kernels->scale_columns(sluice_pass_stream(pass, list->op), dtype, block->rows, rank_of(p->term), m.data,
+                           m.row_stride, p->term->scale);
+  } else {
+    scale_rows(dtype, m, block->rows, rank_of(p->term), p->term->scale);
+  }
   return SLUICE_OK;
 }
 

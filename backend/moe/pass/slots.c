@@ -141,7 +141,7 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
-/* Scalars of rows lie in row memory, everything else in host memory. */
+/* What kernels and GEMMs read and write lies in row memory, everything else in host memory. */
 static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sluice_arena_t* host,
                          sluice_arena_t* rows) {
   pass->send = sluice_arena_take(host, s->per_rank);
@@ -165,7 +165,7 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
   pass->decoded = s->decoded > 0 ? sluice_arena_take(rows, s->decoded) : NULL;
   pass->times = sluice_arena_take(host, s->times);
   pass->adapter_bytes = s->adapters;
-  pass->adapters = s->adapters > 0 ? sluice_arena_take(host, s->adapters) : NULL;
+  pass->adapters = s->adapters > 0 ? sluice_arena_take(rows, s->adapters) : NULL;
   memset(pass->times, 0, s->times);
 }
 

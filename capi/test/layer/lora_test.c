@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"
@@ -66,7 +67,7 @@ TEST(Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer) {
       c.world_size = w, c.num_chunks = 3, c.accumulate = bits >> 1 & 1, c.separate_wgrad = bits >> 2 & 1;
       c.restore = bits >> 3 & 1, c.transposed = bits >> 4, c.bias = 1;
       check_matches(&c);
-      if (c.separate_wgrad || c.restore) continue;
+      if (c.separate_wgrad || c.restore || case_run != world_run) continue; /* split calls: on a CPU */
       c.parts = 1, c.num_chunks = 1;
       check_matches(&c);
     }
@@ -215,8 +216,8 @@ TEST(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows) {
   }
 }
 
-static budget_suite_t adapted_suite(void) {
-  budget_suite_t suite = {.base = budget_base_case(), .run = world_run, .least_ranks = 1, .is_slow = 1};
+static budget_suite_t adapted_suite(void (*run)(const case_t*, result_t*)) {
+  budget_suite_t suite = {.base = budget_base_case(), .run = run, .least_ranks = 1, .is_slow = 1};
   suite.base.lora = GATE | JOINT | DOWN, suite.base.lora_rank = 4;
   return suite;
 }
@@ -224,8 +225,18 @@ static budget_suite_t adapted_suite(void) {
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
   const struct CMUnitTest rows[] = {
-      BUDGET_TEST(Lora_OddShapesUnderABudget_ResultsAreTheSame, adapted_suite(), budget_odd_shapes_and_policies),
-      BUDGET_TEST(Lora_SeparateWgradUnderABudget_IsCounted, adapted_suite(), budget_separate_wgrad),
+      TEST_WITH(run_on_fakes, Lora_EveryGateAndMember_MatchesTheDenseLayer),
+      TEST_WITH(run_on_fakes, Lora_RanksChunksAndModes_MatchTheDenseLayer),
+      TEST_WITH(run_on_fakes, Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer),
+      TEST_WITH(run_on_fakes, Lora_ExchangesAndMoves_MatchTheDenseLayer),
+      TEST_WITH(run_on_fakes, Lora_DtypesAndLayouts_MatchTheDenseLayer),
+      TEST_WITH(run_on_fakes, Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer),
+      TEST_WITH(run_on_fakes, Lora_AnyChunksAndPolicies_HaveTheSameBits),
+      BUDGET_TEST(Lora_OddShapesUnderABudget_ResultsAreTheSame, adapted_suite(world_run),
+                  budget_odd_shapes_and_policies),
+      BUDGET_TEST(Lora_SeparateWgradUnderABudget_IsCounted, adapted_suite(world_run), budget_separate_wgrad),
+      BUDGET_TEST(Lora_UnderABudgetOnFakes_ResultsAreTheSame, adapted_suite(run_on_fakes),
+                  budget_odd_shapes_and_policies),
   };
   return RUN_CASES_AFTER(rows);
 }

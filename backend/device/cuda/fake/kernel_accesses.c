@@ -272,6 +272,20 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
     reads(at, a->weight, a->units * 4);
     writes(at, a->dst, a->units * a->width * element_of(name));
   }
+  if (IS(pack_matrices)) {
+    const sluice_pack_args_t* a = args;
+    const int64_t from = a->src_f32 ? 4 : element_of(name), to = element_of(name);
+    for (int64_t i = 0; i < a->units; ++i) {
+      for (int64_t j = 0; j < a->columns; ++j)
+        reads(at, plus(a->src, (i * a->row_stride + j * a->col_stride) * from), a->count * from);
+    }
+    for (int64_t e = 0; e < a->count; ++e) writes(at, plus(a->dst, e * a->dst_stride * to), a->units * a->columns * to);
+  }
+  if (IS(scale_columns)) {
+    const sluice_scale_columns_args_t* a = args;
+    for (int64_t i = 0; i < a->units; ++i)
+      writes(at, plus(a->data, i * a->stride * element_of(name)), a->width * element_of(name));
+  }
   if (IS(write_words)) {
     const sluice_words_args_t* a = args;
     writes(at, a->to, a->count * 8);

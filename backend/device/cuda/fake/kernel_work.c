@@ -31,6 +31,8 @@ int sluice_fake_kernel_work(const char* name, const void* args, int64_t* out_uni
   WORK(sum_columns, sluice_column_sum_args_t, a->rows)
   WORK(round_rows, sluice_round_args_t, a->width)
   WORK(scale_rows, sluice_scale_args_t, a->width)
+  WORK(pack_matrices, sluice_pack_args_t, a->columns * a->count)
+  WORK(scale_columns, sluice_scale_columns_args_t, a->width)
   WORK(write_words, sluice_words_args_t, 32)
   WORK(gather_scalars, sluice_gather_scalars_args_t, 32)
   WORK(spread_scalars, sluice_spread_scalars_args_t, 32)

@@ -166,6 +166,24 @@ typedef struct sluice_scale_args_s {
   int64_t width;
 } sluice_scale_args_t;
 
+/* dst[e * dst_stride + i * columns + j] = src[e + i * row_stride + j * col_stride] for e < count; strides in elements.
+ */
+typedef struct sluice_pack_args_s {
+  const void* src;
+  void* dst;
+  int64_t units; /* rows of a matrix */
+  int64_t columns, row_stride, col_stride, count, dst_stride;
+  int64_t src_f32; /* 1: src is f32 for every dtype of dst */
+} sluice_pack_args_t;
+
+/* data[i, :] *= factor */
+typedef struct sluice_scale_columns_args_s {
+  void* data;
+  int64_t units; /* rows */
+  int64_t width, stride;
+  float factor;
+} sluice_scale_columns_args_t;
+
 /* dst[i] = src[t, k] with route[i] = t * K + k, 0 if route[i] is -1. */
 typedef struct sluice_gather_scalars_args_s {
   const float* src;

@@ -151,6 +151,41 @@ SLUICE_FN void scale_rows(const sluice_scale_args_t& a, int64_t i) {
 }
 SLUICE_KERNELS_BY_DTYPE(scale_rows, sluice_scale_args_t)
 
+/* Row i of each matrix. The matrices' values alternate in src, so their loads hit the same cache lines. */
+template <typename From, typename E>
+SLUICE_FN void pack_row(const sluice_pack_args_t& a, int64_t i) {
+  SLUICE_ONE_BY_ONE
+  for (int64_t e = 0; e < a.count; ++e) {
+    SLUICE_LANES(lane) {
+      for (int64_t j = lane; j < a.columns; j += 32) {
+        store<E>(a.dst, e * a.dst_stride + i * a.columns + j,
+                 load<From>(a.src, e + i * a.row_stride + j * a.col_stride));
+      }
+    }
+  }
+}
+template <typename E>
+SLUICE_FN void pack_matrices(const sluice_pack_args_t& a, int64_t i) {
+  if (a.src_f32) {
+    pack_row<f32_type, E>(a, i);
+  } else {
+    pack_row<E, E>(a, i);
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(pack_matrices, sluice_pack_args_t)
+
+/* data[i, j] *= factor */
+template <typename E>
+SLUICE_FN void scale_columns(const sluice_scale_columns_args_t& a, int64_t i) {
+  const typename E::value factor = (typename E::value)a.factor;
+  SLUICE_LANES(lane) {
+    for (int64_t j = lane; j < a.width; j += 32) {
+      store<E>(a.data, i * a.stride + j, factor * load<E>(a.data, i * a.stride + j));
+    }
+  }
+}
+SLUICE_KERNELS_BY_DTYPE(scale_columns, sluice_scale_columns_args_t)
+
 /* data[i, j] += bias[j] */
 template <typename E>
 SLUICE_FN void add_bias(const sluice_bias_args_t& a, int64_t i) {

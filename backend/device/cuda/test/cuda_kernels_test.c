@@ -332,6 +332,31 @@ static void scatter_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
 }
 TEST(ScatterRows_AnyDtypeWidthAlignment_AreGathers) { sweep(scatter_case); }
 
+/* Three matrices whose values alternate in rows of src, packed with gaps; then all rows of the first, in place. */
+static void pack_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  enum { COUNT = 3, GAP = 4 };
+  const int64_t stride = COUNT * width + 5, each = rows * width + GAP;
+  const size_t bytes = sluice_dtype_bytes(dtype);
+  buffer_t src = random_buffer(dtype, (rows + 1) * stride), want = buffer(dtype, COUNT * each), got = copy_of(&want);
+  float factors[70];
+  for (int64_t i = 0; i < rows; ++i) factors[i] = 1.375f;
+  for (int64_t i = 0; i < rows * width * COUNT; ++i) {
+    const int64_t e = i % COUNT, j = i / COUNT % width, row = i / COUNT / width;
+    memcpy((char*)want.data + (size_t)(e * each + row * width + j) * bytes,
+           (const char*)src.data + (size_t)(row * stride + j * COUNT + e) * bytes, bytes);
+  }
+  kernels->pack_matrices(NULL, dtype, dtype, rows, width, src.data, stride, COUNT, COUNT, got.data, each);
+  assert_same(&want, &got, "pack_matrices");
+  for (int64_t i = 0; i < rows; ++i) {
+    char* row = (char*)want.data + (size_t)(i * width) * bytes;
+    ref->scale_rows(NULL, dtype, 1, width / 2, row, factors, row);
+  }
+  kernels->scale_columns(NULL, dtype, rows, width / 2, got.data, width, factors[0]);
+  assert_same(&want, &got, "scale_columns");
+  release(&src), release(&want), release(&got);
+}
+TEST(PackMatrices_AnyDtypeShapeAlignment_AreCopies) { sweep(pack_case); }
+
 /* ---- launching ------------------------------------------------------------------------------------------------- */
 
 TEST(Launch_Fails_IsReportedByLeaveOnce) {

@@ -97,7 +97,7 @@ class Ticker {
       std::lock_guard<std::mutex> lock(mutex_);
       const bool is_new = !running_;
       if (is_new) start();
-      armed_.insert(&armed); // after everything that may throw, so that the ticker never has a dead frame
+      armed_.insert(&armed); // after everything that may throw, so that the ticker never uses a dead frame
       last_use_ = Clock::now();
       if (!is_new && until < next_) {
         wake_.notify_one();

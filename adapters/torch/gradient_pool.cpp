@@ -149,7 +149,7 @@ extern "C" {
 
 // Gives `target`, an empty tensor of the same dtype, the shape and strides of `like` and uninitialized memory; both are
 // TensorImpl*. The memory returns to the pool when its storage is freed; the pool keeps at most `limit` idle bytes.
-// Returns 0, without an effect, if `like` is no dense tensor on the CPU, or there is no memory.
+// Returns 0, without an effect, if `like` is not a dense tensor on the CPU, or there is no memory.
 SLUICE_EXPORT int32_t sluice_torch_take_gradient(void* target, const void* like, uint64_t limit) {
   try {
     const auto* model = static_cast<const c10::TensorImpl*>(like);

@@ -132,7 +132,7 @@ def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         warn_once(f"{type(experts).__name__}.{wrapper.parameter_name}", why_not)
         return
     if wrapper in _wrappers_of(experts):
-        _put_back(wrapper)  # a KeyboardInterrupt of an earlier forward left it
+        _put_back(wrapper)  # a KeyboardInterrupt of an earlier forward left the flag set
     with _lock:
         if _is_disabled(wrapper):
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implements `sluice merge`, which adds a LoRA adapter of PEFT to the weights of a checkpoint, file by file.
+"""`sluice merge`: adds a LoRA adapter of PEFT to the weights of its checkpoint, one file of the checkpoint at a time.
 
 At most one file's tensors are in memory. The products are computed in float32 and rounded once to the dtype of the
 weight. A checkpoint in 4 or 8 bits becomes one in bfloat16, since merged weights do not fit its format. `config.json`

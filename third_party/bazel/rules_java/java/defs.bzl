@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bazel 4 asks for this repository by name; natively the rules are built in, so re-exporting them keeps the build offline."""
+"""Exports Bazel's built-in rules: Bazel 4 loads this repository by name, and would otherwise download it."""
 
 java_binary = native.java_binary
 java_import = native.java_import

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bazel 4 asks for this repository by name; natively the rules are built in, so re-exporting them keeps the build offline."""
+"""Exports Bazel's built-in rules: Bazel 4 loads this repository by name, and would otherwise download it."""
 
 proto_lang_toolchain = native.proto_lang_toolchain
 proto_library = native.proto_library

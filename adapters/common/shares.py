@@ -74,8 +74,8 @@ def options_of(
     place: Place,
     least: Callable[[dict[str, int]], dict[str, int]],
 ) -> Options:
-    """Returns the options of one context of the model's layers. least: gives the minimum of each number over the ranks
-    of the context. They need equal numbers to plan together, but may be in different numbers of other contexts.
+    """Returns the options of one context of the model's layers. least: returns the minimum of each number over the
+    context's ranks, which need equal numbers to plan together, but may be in different numbers of other contexts.
     Collective if there is a budget."""
     names = [name for name in ("memory_budget", "host_memory_budget") if getattr(options, name) is not None]
     if not names:

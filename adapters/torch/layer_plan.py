@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes plans of one MoE layer (`sluice/plan.h`): the possible choices, their bytes and times, and the plan for its
-passes."""
+"""Makes plans of one MoE layer (`sluice/plan.h`): the possible choices, their bytes and times, and the plan that its
+passes run under."""
 
 from __future__ import annotations
 

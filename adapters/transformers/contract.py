@@ -132,7 +132,7 @@ def _has_own_gate(gate: Any, own: Any) -> bool:
 
 
 def read(module: Any, chosen: str | None = None) -> Contract:
-    """Returns the contract of a module, or an error that names class, attribute and remedy.
+    """Returns the contract of a module, or raises an error that names class, attribute and remedy.
 
     chosen: under expert parallelism, the implementation of experts that the model's config names
     """

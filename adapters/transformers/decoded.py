@@ -66,7 +66,7 @@ class Checkpoint:
         return self._form is not None
 
     def read(self, file: Any, name: str, source: Source, model: torch.nn.Module) -> torch.Tensor:
-        """Returns a weight of an open file: as stored, or decoded to bfloat16's products in float32."""
+        """Returns a weight of an open file: as stored if it is plain, else decoded to float32."""
         tensor = file.get_tensor(source.key)
         if source.scales is None:
             return tensor

@@ -83,7 +83,7 @@ def option(
 
 
 def internal(c: str | None = None, default: Any = None) -> Any:
-    """Returns a field that only adapters set. It is no key of the section. c: see Row."""
+    """Returns a field that only adapters set. It is not a key of the section. c: see Row."""
     return field(default=default, metadata={"c": c})
 
 

@@ -41,7 +41,7 @@ def _given(layer: MovingLayer) -> str:
 
 
 class Guarded:
-    """Refuses state dicts of a host's layer whose class has this base before the host's class. It has `_sluice`."""
+    """Refuses state dicts of a host's layer whose class has this base before the host's class."""
 
     _sluice: Any
 
@@ -78,7 +78,7 @@ def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
 
 
 def guard_module(module: Any, layer: MovingLayer) -> None:
-    """Guards a module by hooks, so that its class stays the host's. They are registered while an expert is away."""
+    """Guards a module by hooks, without changing its class. The hooks are registered while an expert is away."""
     for handle in module.__dict__.pop(_HOOKS, ()):
         handle.remove()
     if layer.torn or has_moved(layer):

@@ -26,7 +26,7 @@ class ExpertMigration:
         target: Placement,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """belongings: returns the contents of this rank's experts; called before each round. moved: called after it."""
+        """belongings: returns the contents of this rank's experts, before each round. moved: called after each."""
         self.layer, self.belongings, self._moved = layer, belongings, moved
         self.rounds = deque(rounds(layer.placement, target))
         self.num_moves = 0  # experts that have changed their rank

@@ -73,7 +73,7 @@ def find(
 ) -> Entry:
     """Returns the calibration of this processor for such layers, the newest among equal ones.
 
-    None: any value (of ranks: the most). The width may be the nearest one; ranks and dtype must be as given.
+    None: any value (of ranks: the most). The nearest width is taken; ranks and dtype must be equal.
     """
     place = folder or decision_log.folder()
     here = (decision_cache._processor(), decision_cache._cores())

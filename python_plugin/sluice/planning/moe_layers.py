@@ -15,7 +15,7 @@ _WITH_EXPERTS = ("sparse", "moe", "hash_moe")  # kinds of MoE layers in lists of
 
 
 def count(data: Mapping[str, Any], layers: int | None) -> int | None:
-    """Counts the layers of `layers` that have experts. None: unknown. Raises BadInput if a field cannot be read."""
+    """Counts the layers with experts among `layers` ones. None: unknown. Raises BadInput if a field is unreadable."""
     for name in ("mlp_layer_types", "layers_block_type"):
         kinds = data.get(name)
         if isinstance(kinds, list) and (name == "mlp_layer_types" or "moe" in kinds):

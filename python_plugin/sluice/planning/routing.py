@@ -24,7 +24,7 @@ class Routing:
     loads: tuple[tuple[tuple[int, ...], ...], ...]
 
     def skew(self, layer: int, ranks: int, experts: int) -> float:
-        """Returns rows of the most loaded rank divided by the mean: the median over steps. Extra layers repeat it."""
+        """Returns rows of the most loaded rank divided by the mean, as the median over steps. Layers wrap around."""
         if experts != self.experts:
             raise BadInput(
                 f"routing: recorded with {self.experts} experts, asked about {experts}: "

@@ -30,7 +30,7 @@ NUMBER = re.compile(r"^(0[xX][0-9a-fA-F]+|\d+)[uUlL]*$")
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """A C type. kind: "scalar", "struct", "handle" (opaque), "callback", with a name; "pointer", "array" with `of`."""
+    """Describes a C type. kind: "scalar", "struct", "handle", "callback", with a name; "pointer", "array" with `of`."""
 
     kind: str
     name: str = ""
@@ -45,7 +45,7 @@ class Type:
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """A member of a struct, or a parameter of a function."""
+    """Describes a member of a struct, or a parameter of a function."""
 
     name: str
     type: Type
@@ -53,7 +53,7 @@ class Named:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function, or the type of a callback."""
+    """Describes a function, or the type of a callback."""
 
     name: str
     result: Type

@@ -43,7 +43,7 @@ class _Model(nn.Module):
 
 
 class _Job:
-    """One model with its optimizer, its scaler and its learning rates."""
+    """Trains one model with its optimizer, its scaler and its learning rates."""
 
     def __init__(self, row: dict[str, str], is_stock: bool, folder: str) -> None:
         self.row, self.is_stock = row, is_stock

@@ -15,7 +15,7 @@ LEAST = 1e-6  # differences of smaller numbers are absolute
 
 
 class Tolerance(NamedTuple):
-    """The largest relative differences that a row allows. 0: equal bits."""
+    """Has the largest relative differences that a row allows. 0: equal bits."""
 
     loss: float
     gradient: float  # of the norm of all gradients
@@ -30,7 +30,7 @@ BITS = Tolerance(0.0, 0.0, 0.0, 0.0)
 
 @dataclass
 class Run:
-    """The results of a training."""
+    """Has the results of a training."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)  # of gradients, before each update or as reported by the host

@@ -34,7 +34,7 @@ ORDERS = 12
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination of values that `by` refuses, with `words` in its message."""
+    """Describes a combination of values that `by` refuses, with `words` in its message."""
 
     when: Mapping[str, Values]
     words: str
@@ -44,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Fault:
-    """A combination of values with a known fault, `name`: the results differ, and it is not refused."""
+    """Describes a combination of values with a known fault, `name`: the results differ, and it is not refused."""
 
     when: Mapping[str, Values]
     name: str
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """A test: a row, and its expected result."""
+    """Describes a test: a row, and its expected result."""
 
     id: str
     row: Row
@@ -71,7 +71,7 @@ def _holds(when: Mapping[str, Values], row: Row) -> bool:
 
 
 class Table:
-    """The factors of a host. The first value of each is its default. Ids consist of values, so all values differ.
+    """Has the factors of a host. The first value of each is its default. Ids consist of values, so all values differ.
 
     daily: numbers of rows of the array that run every day
     """

@@ -87,7 +87,7 @@ def _stages(row: dict[str, str], is_stock: bool) -> list[PipelineStage]:
 
 
 class _Job:
-    """A schedule with its optimizer."""
+    """Trains by a schedule with its optimizer."""
 
     def __init__(self, row: dict[str, str], is_stock: bool, folder: str) -> None:
         self.row, self.stages = row, _stages(row, is_stock)

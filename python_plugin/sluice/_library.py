@@ -20,7 +20,7 @@ REINSTALL = "run `.venv/bin/python python_plugin/packaging/install.py` in the ch
 
 
 class Library:
-    """The loaded library: `ffi` makes and reads C values, `lib` holds the functions."""
+    """Has the loaded library: `ffi` makes and reads C values, `lib` has the functions."""
 
     def __init__(self, ffi: Any, lib: Any, path: str, version: tuple[int, int, int]) -> None:
         self.ffi = ffi

@@ -11,7 +11,7 @@ OK, NOTE, BAD = "ok", "note", "bad"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
+    """Describes one line of the report."""
 
     check: str
     state: str

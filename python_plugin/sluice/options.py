@@ -39,7 +39,7 @@ Policy = tuple[Union[str, tuple[str, ...]], Union[str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Row:
-    """The entry of a key in the table, in addition to its type and default.
+    """Has the entry of a key in the table, in addition to its type and default.
 
     read           checks a value of the section, and returns the value of the field
     may_come_from  origins
@@ -411,7 +411,7 @@ class LayerOptions:
 @by_name
 @dataclass(frozen=True)
 class ContextOptions:
-    """Options that all layers of one model on one rank share. None: chosen by Sluice.
+    """Describes options that all layers of one model on one rank share. None: chosen by Sluice.
 
     gemm              may also be "auto"; on CUDA "auto", "cublas" or "cublas-tf32" (f32 GEMMs may round their operands
                       to TF32)
@@ -480,7 +480,7 @@ class ContextOptions:
 @by_name
 @dataclass(frozen=True)
 class Options(ContextOptions, LayerOptions):
-    """The checked options of the section. None: chosen by Sluice. required: SLUICE=require."""
+    """Has the checked options of the section. None: chosen by Sluice. required: SLUICE=require."""
 
     optimizer: bool = option(
         values.boolean, frozenset((DS_CONFIG, SPEC)),

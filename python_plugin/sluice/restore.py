@@ -17,7 +17,7 @@ BY_CHUNK_NAME = "by chunk"
 
 
 class Policy(NamedTuple):
-    """One row of the table.
+    """Describes one row of the table.
 
     input, pre_activation    whether the policy is possible for dispatched rows, and for pre-activations
     device_rows, host_rows   rows kept from forward to backward, per row of a chunk

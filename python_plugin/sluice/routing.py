@@ -24,7 +24,7 @@ _process = os.getpid()
 
 
 class _File:
-    """The file of one group of ranks. Layers of another group have their experts on other ranks, and another file."""
+    """Writes the file of one group of ranks. Layers of another group have experts on other ranks, and another file."""
 
     def __init__(self, group: Any, number: int) -> None:
         folder = os.environ[FOLDER]

@@ -18,7 +18,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second, the best of a few rounds."""
+    """Has bytes per second, the best of a few rounds."""
 
     update: float
     write: float

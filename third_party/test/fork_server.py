@@ -77,7 +77,7 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkServer:
-    """A process that has imported `preload` with `environment`; it ends with this process. Threads may share it."""
+    """Runs a process that has imported `preload` with `environment`; ends with this process. Threads may share it."""
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -22,7 +22,7 @@ FAMILIES = ("qwen3_moe", "gpt_oss", "mixtral", "deepseek_v2", "deepseek_v3")
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of one layer. biases: elements of each expert in the dtype of the dense weights."""
+    """Has the experts of one layer. biases: elements of each expert in the dtype of the dense weights."""
 
     count: int
     top_k: int
@@ -43,8 +43,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder layer: elements of its dense parameters (attention, norms, router, shared experts or a dense MLP),
-    its linear layers {name: [in, out] of each}, and its experts."""
+    """Describes one decoder layer: elements of its dense parameters (attention, norms, router, shared experts or a
+    dense MLP), its linear layers {name: [in, out] of each}, and its experts."""
 
     dense: int
     linears: Mapping[str, tuple[tuple[int, int], ...]]
@@ -59,7 +59,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model. ends: elements of the embedding, of the head (0 if tied to the embedding), and of the last norm."""
+    """Describes a model. ends: elements of the embedding, of the head (0 if tied to it), and of the last norm."""
 
     family: str
     model_width: int

@@ -18,8 +18,8 @@ PLACEMENTS = {None: -1, "looped": 0, "v": 1}
 
 @dataclass(frozen=True)
 class Batch:
-    """The fields of sluice_pipeline_workload_t: seconds and bytes of one micro-batch, by virtual stage in the order of
-    the layers; an empty list stands for zeros. memory_budget: bytes of each stage. op_seconds(op, virtual_stage,
+    """Has the fields of sluice_pipeline_workload_t: seconds and bytes of one micro-batch, by virtual stage in the order
+    of the layers; an empty list stands for zeros. memory_budget: bytes of each stage. op_seconds(op, virtual_stage,
     micro_batch, begin_seconds, seconds) returns the duration of an op, which replaces `seconds`; `predict` raises what
     it raises."""
 
@@ -45,7 +45,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted batch. policy: the policy that was used. stages: the members of sluice_stage_prediction_t by name."""
+    """Describes a predicted batch. policy: as used. stages: the members of sluice_stage_prediction_t by name."""
 
     policy: str
     separate_wgrad: bool | None  # as requested

@@ -27,7 +27,7 @@ _KEY = re.compile(
 
 @dataclass(frozen=True)
 class Entry:
-    """One file. problem: "" or why the file cannot be used: "damaged", "of another form", "not ours".
+    """Describes one file. problem: "" or why the file cannot be used: "damaged", "of another form", "not ours".
 
     refusal: for a file that is not ours, which users can change the file, and what to do
     """

@@ -22,7 +22,7 @@ LEAST = 1e-12  # seconds: tolerance for rounding
 
 @dataclass
 class Work:
-    """A kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of the SMs that it can fill."""
+    """Describes a kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of SMs that it fills."""
 
     kind: str
     seconds: float
@@ -33,7 +33,7 @@ class Work:
 
 @dataclass
 class Stream:
-    """queue: works and ("record" | "wait", ticket), in order; running: the first work has begun."""
+    """Has queue: works and ("record" | "wait", ticket), in order; running: whether the first work has begun."""
 
     queue: deque[Any] = field(default_factory=deque)
     running: bool = False
@@ -115,7 +115,7 @@ def gemms(
 
 
 class Clock:
-    """The virtual time of all ranks. All streams are idle at the start."""
+    """Advances the virtual time of all ranks. All streams are idle at the start."""
 
     def __init__(self, prices: Prices, events: Sequence[Sequence[Any]]) -> None:
         self.prices, self.now = prices, 0.0

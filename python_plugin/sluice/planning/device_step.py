@@ -30,7 +30,7 @@ ACTIVATIONS = ("activation_",)
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer. tokens: of each rank, which computes as many rows as it sends."""
+    """Describes a layer. tokens: of each rank, which computes as many rows as it sends."""
 
     tokens: int
     model_width: int
@@ -80,7 +80,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Step:
-    """A priced step. seconds: of the model; by_kind: seconds of works if each ran alone."""
+    """Describes a priced step. seconds: of the model; by_kind: seconds of works if each ran alone."""
 
     shape: str
     ranks: int

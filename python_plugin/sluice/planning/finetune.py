@@ -25,7 +25,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """The configuration of a run. targets: names of linear layers, UP and DOWN. tokens: of a rank in a step.
+    """Has the configuration of a run. targets: names of linear layers, UP and DOWN. tokens: of a rank in a step.
     checkpoints: gradient checkpointing of each decoder layer. keeps_dense: each rank gathers the dense weights once."""
 
     decoder: Decoder

@@ -71,7 +71,7 @@ class Way(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """A way with its price."""
+    """Describes a way with its price."""
 
     way: Way
     slowest: float  # seconds of a micro-batch in the slowest stage

@@ -61,7 +61,7 @@ class Trained(NamedTuple):
 
 
 class LayerLook(NamedTuple):
-    """The decision after one batch."""
+    """Has the decision after one batch."""
 
     verdict: str  # of placement.VERDICTS, or of OTHER_VERDICTS
     slowest: float  # seconds of a micro-batch in the slowest stage now

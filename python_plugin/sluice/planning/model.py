@@ -39,7 +39,7 @@ INNER = ("text_config", "thinker_config", "llm_config", "language_config")
 
 @dataclass(frozen=True)
 class Model:
-    """A model. None: not known yet. A field with the name of an option has the value of that option (HELD)."""
+    """Describes a model. None: not known yet. A field with the name of an option has its value (HELD)."""
 
     model_width: int | None = None
     hidden_width: int | None = None

@@ -17,7 +17,7 @@ BY_K = ("1", "2", "4", "inf")
 
 @dataclass(frozen=True)
 class Workload:
-    """A step of one rank. Rates are in bytes per second; 0: takes no time."""
+    """Describes a step of one rank. Rates are in bytes per second; 0: takes no time."""
 
     count: int
     tier: str = FAR

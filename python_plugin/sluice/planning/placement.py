@@ -14,7 +14,7 @@ VERDICTS = ("pays", "no_gain", "small", "too_soon", "costs_more")
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """The fields of sluice_placement_result_t. Loads are of the most loaded rank."""
+    """Has the fields of sluice_placement_result_t. Loads are of the most loaded rank."""
 
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]

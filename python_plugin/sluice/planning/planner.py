@@ -31,7 +31,7 @@ Restore = Union[str, tuple[str, ...], None]  # one policy for all chunks, or one
 
 @dataclass(frozen=True)
 class Workload:
-    """One layer on `world_size` ranks. skew: rows of the most loaded rank divided by those of balanced routing."""
+    """Describes a layer on `world_size` ranks. skew: the most loaded rank's rows, relative to balanced routing."""
 
     model_width: int
     hidden_width: int
@@ -102,7 +102,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One training step of one layer: seconds by direction and lane, bytes by category."""
+    """Describes one training step of one layer: seconds by direction and lane, bytes by category."""
 
     forward: float
     backward: float
@@ -132,7 +132,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate of a decision. verdict: "chosen", "slower", "over budget", "over host budget", "as fast"."""
+    """Is a candidate of a decision. verdict: "chosen", "slower", "over budget", "over host budget", "as fast"."""
 
     choice: Choice
     verdict: str
@@ -161,7 +161,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """All candidates in order. If none fits, `chosen` is None, and `shortfall` says why and what to do."""
+    """Has all candidates in order. If none fits, `chosen` is None, and `shortfall` says why and what to do."""
 
     candidates: tuple[Candidate, ...]
     chosen: Choice | None
@@ -169,7 +169,7 @@ class Decision:
 
 
 class Planner:
-    """A planner for one machine. Raises InvalidArgument that names a wrong field of it. Immutable; any thread."""
+    """Plans for one machine. Raises InvalidArgument that names a wrong field of it. Immutable; any thread."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

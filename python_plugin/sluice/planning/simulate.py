@@ -25,8 +25,8 @@ UNSPLIT = Choice(1, *restore.KEPT, "deferred")
 
 @dataclass(frozen=True)
 class Stock:
-    """A modelled step of all layers by a stock framework, with `other_seconds` between the layers. kept_bytes: bytes of
-    a rank that the forwards of all layers keep for the backward."""
+    """Describes a modelled step of all layers by a stock framework, with `other_seconds` between the layers.
+    kept_bytes: bytes of a rank that the forwards of all layers keep for the backward."""
 
     seconds: float
     computation: float
@@ -37,7 +37,7 @@ class Stock:
 
 @dataclass(frozen=True)
 class Point:
-    """The prediction for one number of ranks. Seconds are of one step over all layers. Bytes are of a rank: of the
+    """Has the prediction for one number of ranks. Seconds are of one step over all layers. Bytes are of a rank: of the
     passes of all layers (computed from the layer with the most bytes, both for the worst routing and for this skew) and
     of the experts' parameters with their gradients."""
 

@@ -56,7 +56,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Split:
-    """One way to divide the ranks. p and d are the papers' G_inter and G_data."""
+    """Describes one way to divide the ranks. p and d are the papers' G_inter and G_data."""
 
     pipeline: int
     data: int
@@ -73,9 +73,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Priced:
-    """A split with its plan. seconds: of a step; batch_seconds: of its pipeline; sum_seconds: of the all-reduce by
-    itself. sent_bytes: of the rank that sends most in a step, pipeline messages and all-reduce. is_simulated:
-    batch_seconds are of the simulated batch."""
+    """Describes a split with its plan. seconds: of a step; batch_seconds: of its pipeline; sum_seconds: of the
+    all-reduce by itself. sent_bytes: of the rank that sends most in a step, pipeline messages and all-reduce.
+    is_simulated: batch_seconds are of the simulated batch."""
 
     split: Split
     problem: stages.Problem
@@ -126,8 +126,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The parts of a split that the user fixes; 0 or empty: open. recompute: "", ALWAYS or NEVER, for layers that can
-    be recomputed. slots, bucket: of the optimizer."""
+    """Has the parts of a split that the user fixes; 0 or empty: open. recompute: "", ALWAYS or NEVER, for layers that
+    can be recomputed. slots, bucket: of the optimizer."""
 
     pipeline: int = 0
     data: int = 0
@@ -146,7 +146,7 @@ class Wanted:
 
 
 class Grid:
-    """Ranks of a split on the nodes of a machine. Rates are of a rank that shares its node's port with other ranks."""
+    """Places a split's ranks on the nodes of a machine. Rates are of a rank that shares its node's port with others."""
 
     def __init__(self, machine: Machine, split: Split) -> None:
         self.split, data = split, machine.data

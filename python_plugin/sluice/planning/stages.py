@@ -22,7 +22,7 @@ _OVER_BUDGET = -14
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a layer (sluice_stages_option_t). Seconds and bytes are of one micro-batch."""
+    """Describes one way to run a layer (sluice_stages_option_t). Seconds and bytes are of one micro-batch."""
 
     kind: str = MIXED
     forward_seconds: float = 0.0
@@ -36,7 +36,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Layer:
-    """The measurements of a layer (sluice_planner_layer_t). Seconds and bytes are of one micro-batch.
+    """Has the measurements of a layer (sluice_planner_layer_t). Seconds and bytes are of one micro-batch.
 
     moe: a Mixture-of-Experts layer, priced on the planner's machine. options: the layer's own, instead of keep,
     recompute and offload.
@@ -63,7 +63,7 @@ _NUMBERS = tuple(each.name for each in fields(Layer) if each.type in ("float", "
 
 @dataclass(frozen=True)
 class Link:
-    """The link between a stage and the next one."""
+    """Has the link between a stage and the next one."""
 
     bytes_per_second: float
     latency_seconds: float = 0.0
@@ -72,7 +72,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Problem:
-    """The fields of sluice_planner_problem_t. links: between neighbouring stages; empty: messages take no time.
+    """Has the fields of sluice_planner_problem_t. links: between neighbouring stages; empty: messages take no time.
     budget_bytes: by stage, 0: no limit; empty: no limits. in_flight: by stage, instead of the schedule's."""
 
     layers: tuple[Layer, ...]
@@ -93,7 +93,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """The stage of a layer and how the layer runs. reason: a sentence; why: one of REASONS. moe: the plan of a MoE
+    """Has the stage of a layer and how the layer runs. reason: a sentence; why: one of REASONS. moe: the plan of a MoE
     layer, whose total_bytes are its share of the budget."""
 
     stage: int

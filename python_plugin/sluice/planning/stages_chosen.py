@@ -17,7 +17,7 @@ from .planner import Planner
 
 
 class MoeChoice(NamedTuple):
-    """The plan of a MoE layer. tokens: the most on any rank."""
+    """Has the plan of a MoE layer. tokens: the most on any rank."""
 
     num_chunks: int
     restore_input: str

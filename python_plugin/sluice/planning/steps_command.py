@@ -30,7 +30,7 @@ ALONE = BY_K[:1]  # one rank sums nothing
 
 @dataclass(frozen=True)
 class Point:
-    """A step. tier: where its states are stored; parts: seconds by part; tiers: bytes by tier."""
+    """Describes a step. tier: where its states are stored; parts: seconds by part; tiers: bytes by tier."""
 
     tier: str
     bucket: int

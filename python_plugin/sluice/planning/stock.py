@@ -24,8 +24,9 @@ PARTS = ("gate", "computation", "movement", "exchange", "calls")
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one layer on a rank. seconds: by part. rows: multiplied by the rank's experts, with padding. sent:
-    bytes that leave the rank. kept: bytes of rows that the forward keeps for the backward. calls: of torch."""
+    """Describes one step of one layer on a rank. seconds: by part. rows: multiplied by the rank's experts, with
+    padding. sent: bytes that leave the rank. kept: bytes of rows that the forward keeps for the backward. calls: of
+    torch."""
 
     seconds: dict[str, float]
     rows: float

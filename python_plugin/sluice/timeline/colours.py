@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """A colour, and its text in a legend."""
+    """Describes a colour, and its text in a legend."""
 
     colour: str
     words: str

@@ -15,7 +15,7 @@ LANES = {"comm": "S R  communication", "compute": "C  compute", "copy_out": "M  
 
 @dataclass(frozen=True)
 class Event:
-    """One op, with times in seconds from a common start. chunk -1: all chunks."""
+    """Describes one op, with times in seconds from a common start. chunk -1: all chunks."""
 
     op: str
     lane: str
@@ -39,7 +39,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow from one rank and time to another, with the lane of the event at each end."""
+    """Describes an arrow from one rank and time to another, with the lane of the event at each end."""
 
     source: int
     begin: float
@@ -51,7 +51,7 @@ class Arrow:
 
 @dataclass
 class Panel:
-    """One timeline with its title: lanes of each rank, and below them the slots and bytes if they are known.
+    """Describes one timeline with its title: lanes of each rank, and below them the slots and bytes if they are known.
 
     unit: the word before a rank's number in the label of a row.
     """

@@ -21,7 +21,7 @@ LANE_NAMES = ("compute", "comm", "copy_out", "copy_in")
 
 @dataclass(frozen=True)
 class Prediction:
-    """One simulated pass: its seconds, busy seconds by lane, begin and end of each op."""
+    """Describes one simulated pass: its seconds, busy seconds by lane, begin and end of each op."""
 
     schedule: Schedule
     seconds: float
@@ -52,7 +52,7 @@ def label_of(op: Mapping[str, Any]) -> str:
 
 
 class Schedule:
-    """An immutable schedule. `data` is the parsed JSON of sluice_schedule_json."""
+    """Has an immutable schedule. `data` is the parsed JSON of sluice_schedule_json."""
 
     def __init__(self, handle: Any, data: dict[str, Any]) -> None:
         self._handle = handle

@@ -13,7 +13,7 @@ _FOREIGN = ("T_OUT", "dW")
 
 @dataclass(frozen=True)
 class Hold:
-    """The time in which a slot holds rows of a chunk: from the op that writes them to the last op that releases it."""
+    """Describes when a slot has rows of a chunk: from the op that writes them to the last op that releases it."""
 
     tensor: str
     slot: int

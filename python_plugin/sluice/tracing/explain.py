@@ -23,7 +23,7 @@ LANES = ("compute", "comm", "copy_out", "copy_in")
 
 @dataclass(frozen=True)
 class Idle:
-    """An interval in which a lane was idle. `before`: the next op, or ""."""
+    """Describes an interval in which a lane was idle. `before`: the next op, or ""."""
 
     rank: int
     layer: int

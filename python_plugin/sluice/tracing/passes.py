@@ -31,7 +31,7 @@ WORDS = {"lane": tuple(LANES), "direction": ("forward", "backward")}
 
 @dataclass
 class Pass:
-    """One forward or backward of one layer on one rank. Events are in program order, times in seconds."""
+    """Describes one forward or backward of one layer on one rank. Events are in program order, times in seconds."""
 
     rank: int
     layer: int

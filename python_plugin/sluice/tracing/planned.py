@@ -27,7 +27,7 @@ Place = tuple[tuple[int, ...], int]  # ranks of the group, layer
 
 @dataclass(frozen=True)
 class Planned:
-    """One layer on the machine, or `problem`: why there is no prediction."""
+    """Describes one layer on the machine, or `problem`: why there is no prediction."""
 
     work: Workload | None = None
     choice: Choice | None = None

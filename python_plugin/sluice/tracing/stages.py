@@ -16,7 +16,7 @@ from .passes import BadRecord, data_of
 
 @dataclass
 class Batch:
-    """The last training batch of one pipeline. boots: boot ids of the machines that recorded the events."""
+    """Has the last training batch of one pipeline. boots: boot ids of the machines that recorded the events."""
 
     ranks: tuple[int, ...]
     measured: list[Event] = field(default_factory=list)

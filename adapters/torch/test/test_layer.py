@@ -198,26 +198,27 @@ def test_Refusal_WrongInputOnOneRank_IsAnErrorOnAll(world):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_Lifetimes_CloseAndCollect_SayWhatHappened(world):
-    ranks.run(world, "lifetime_jobs:lifetimes")
+    ranks.run(world, "lifetime_jobs:lifetimes", finalize=True)
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_Fork_DataLoaderWorkers_RunAndExit(world):
-    assert ranks.run(world, "lifetime_jobs:forked_workers") == [4] * world
+    assert ranks.run(world, "lifetime_jobs:forked_workers", finalize=True) == [4] * world
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_Exit_StepsOutstanding_NeitherHangsNorCrashes(world):
-    assert ranks.run(world, "lifetime_jobs:outstanding_at_exit") == [True] * world
+    assert ranks.run(world, "lifetime_jobs:outstanding_at_exit", finalize=True) == [True] * world
 
 
 def test_Exit_AThreadStillWaiting_NeitherHangsNorCrashes():
     # Within the deadline of the ranks, only the exit ends the wait.
-    assert ranks.run(2, "lifetime_jobs:exit_during_pass", deadline=150, group_timeout=600) == [True, True]
+    ended = ranks.run(2, "lifetime_jobs:exit_during_pass", finalize=True, deadline=150, group_timeout=600)
+    assert ended == [True, True]
 
 
 def test_Host_DestroysItsGroups_SluiceIsMadeAgain():
-    assert ranks.run(2, "lifetime_jobs:torn_down") == [True, True]
+    assert ranks.run(2, "lifetime_jobs:torn_down", finalize=True) == [True, True]
 
 
 def test_Groups_RanksInUnequalNumbersOfOthers_Join():

@@ -10,7 +10,6 @@ from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
-import lora_states
 import sluice
 import torch
 import torch.distributed as dist
@@ -396,6 +395,8 @@ def evaluates_as_stock(k: int) -> Any:
 
 def adapters_on_experts(expert: str, before: bool) -> dict[str, Any]:
     """PEFT's LoRA on experts' Linears, in each state (see lora_states.py). before: add an adapter before the swap."""
+    import lora_states  # imports transformers, which takes a second on each rank of the many files that import this one
+
     model = build([{"k": 2, "expert": expert}])
     if before:
         lora_states.add(model.moes[0].deepspeed_moe.experts, "earlier")

@@ -16,6 +16,7 @@ from deepspeed.utils import groups
 from shuffles import PROMISES_BITS
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.errors import SluiceError
+from sluice.planning.layer_moves import LayerDecider
 from sluice.planning.stages_chosen import MoeChoice
 
 UNCLIPPED = {"gradient_clipping": 0.0}
@@ -100,6 +101,38 @@ def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[An
         state = {**made.state(), "layers": names, "experts": engine.num_experts, "guarded": guarded}
         found.append({"losses": losses, "away": made.evaluate(100), "placed": placed, **state})
         made.end()
+    return found
+
+
+def decided(seconds: list[float], groups_named: str | None = None, **job: Any) -> list[Any]:
+    """Moves MoE layers by "plan": "adaptive": [without it, with it]. seconds: the times of layers that it uses;
+    groups_named: the name of stage 1's expert groups while ranks compare them."""
+    found = []
+    after_batch, without_groups = LayerDecider.after_batch, moving_layers.without_groups
+
+    def compared(engine: Any, wait_s: float | None) -> frozenset[int]:
+        with _renamed(groups_named if engine.module.stage_id == 1 else None):
+            return without_groups(engine, wait_s)
+
+    LayerDecider.after_batch = lambda self, _, *rest: after_batch(self, seconds, *rest)  # type: ignore[method-assign]
+    moving_layers.without_groups = compared
+    try:
+        for plan in ({}, {"plan": "adaptive"}):
+            section = {**PROMISES_BITS, "chunks": 2, **job.get("section", {})}
+            config = {**UNCLIPPED, **job.get("config", {})}
+            made = Job(pipeline={"in_flight": 2, **plan}, **{**job, "section": section, "config": config})
+            losses = made.train(range(6))
+            names = [state["layer"] for state in made.engine.sluice.stats()["layers"]]
+            stats, parts = made.engine.sluice.pipeline.stats(), list(made.engine.module.parts)
+            more = {"parts": parts, "names": names, "layers": stats.get("layers", {}), "live": stats["live"]}
+            more["sizes"] = made.engine.sluice.pipeline._watch._sizes if "plan" in plan else []
+            if not made.engine.sluice.options.memory_budget:
+                made.engine.sluice.move_layers([0, 3, 6])
+            found.append({"losses": losses, "away": made.evaluate(100), **made.state(), **more})
+            made.end()
+    finally:
+        LayerDecider.after_batch = after_batch  # type: ignore[method-assign]
+        moving_layers.without_groups = without_groups
     return found
 
 

@@ -133,6 +133,29 @@ def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks(pipe2x2: Ranks) ->
         assert words in said and not changed, said
 
 
+@pytest.mark.parametrize("case", ["f32", "bf16", "zero 1", "bf16 zero 1"])
+def test_MoeLayers_UnderAnAdaptivePlan_MoveBetweenBatchesWithTheBitsOfNone(pipe2x2: Ranks, case: str) -> None:
+    """The first layer is as slow as the others together. Layer 2 is a MoE layer."""
+    answers = pipe2x2.run("cases_moves:decided", seconds=[5.0, *[1.0] * 5], stages=2, **EXPERTS[case])
+    assert _differ(answers) == []
+    for still, moved in answers:
+        assert still["parts"] == [0, 3, 6] and moved["parts"] == [0, 1, 6], moved["layers"]
+        assert moved["layers"]["moves"] == 1 and moved["layers"]["batches_moving"] == 0
+        assert moved["live"]["in_batch"] == moved["live"]["at_flush"] == 0
+        assert moved["sizes"][2] > 1.3 * moved["sizes"][1]  # the price counts the experts, not the router alone
+
+
+@pytest.mark.parametrize(
+    "job", [{"groups_named": "ep_size_1"}, {"section": {"chunks": None, "memory_budget": 32 << 20}}],
+    ids=["other groups", "memory_budget"],
+)  # fmt: skip
+def test_MoeLayers_ThatCannotMove_StayUnderAnAdaptivePlan(pipe2x2: Ranks, job: dict[str, Any]) -> None:
+    """Layer 2 stays, so layer 1 cannot pass it."""
+    for _, moved in pipe2x2.run("cases_moves:decided", seconds=[5.0, *[1.0] * 5], stages=2, kind="experts", **job):
+        assert moved["parts"] == [0, 3, 6] and moved["layers"]["moves"] == 0
+        assert "refused" not in moved["layers"] and moved["layers"]["verdict"] == "no_gain", moved["layers"]
+
+
 def test_MoeLayers_ThatMove_BringPlanAndDecisions(pipe2x2: Ranks) -> None:
     answers = pipe2x2.run("cases_moves:carried", stages=2, kind="experts of two widths")
     plan = {"num_chunks": 3, "restore_input": "redispatch", "restore_pre_activation": "recompute"}

@@ -101,7 +101,7 @@ def test_TwoStages_LayersBetweenMoeLayersMove_AndMoeLayersNotDuringABatch(pipe2x
 
 
 def test_TwoStages_AdaptivePlan_MovesLayersAroundMoeLayers(pipe2x2: Ranks) -> None:
-    """With a slow first layer, the second layer would move to the other stage if it were not a MoE layer."""
+    """With a slow first layer, the second layer would move to the other stage if its MoE layer had no hooks."""
     job: dict[str, Any] = {"moves": {}, "refused": [], "live": False, "stages": 2, "seconds": [9.0, *[1.0] * 5]}
     job["sluice"] = {"pipeline": {"policy": "1f1b", "plan": "adaptive"}}
     for still, moved, _ in pipe2x2.run("cases_pipeline:moving", blocks=AROUND, **job):

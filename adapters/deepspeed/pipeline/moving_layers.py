@@ -10,7 +10,7 @@ the pipeline moves its own layers. Source: vPipe (TPDS 2022), section on live mi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -230,8 +230,7 @@ def agreed(
         own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
         going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
         own["gone"] = {layer: stage_module.names_of(function) for layer, function in going.items()}
-        own["layouts"] = engine.sluice.experts.layouts(module, engine.sluice)
-        own["experts"] = {layer: engine.sluice.experts.group_names(function) for layer, function in going.items()}
+        own |= _expert_groups(engine, going)
     except Exception as error:  # for example in the constructor of a user's layer
         refused = f"{what}: {type(error).__name__}: {error}"
     own["refused"] = refused
@@ -311,16 +310,40 @@ def _require_alike(answers: dict[int, Any]) -> None:
 
 def _require_expert_groups(engine: Any, moves: Sequence[Move], answers: dict[int, Any]) -> None:
     """Requires that the new stage has the expert-parallel groups of every MoE layer that moves to it."""
+    why = next((why for why in (_why_no_groups(engine, move, answers) for move in moves) if why), "")
+    if why:
+        raise UnsupportedError(f"layers cannot move: {why}")
+
+
+def _why_no_groups(engine: Any, move: Move, answers: dict[int, Any]) -> str:
+    """Why the MoE layers of a layer cannot run on its new stage; "": they can. answers: of `_expert_groups` by rank."""
     module = engine.module
-    for layer, source, target in moves:
-        for coordinate in module._topo.get_axis_list("pipe", source):
-            names = answers[coordinate]["experts"][str(layer)]
-            replica = getattr(module._topo.get_coord(coordinate), "data", 0)
-            there = answers[module._grid.stage_to_global(stage_id=target, data=replica)]["layouts"]
-            needed = {name: answers[coordinate]["layouts"][name] for name in names}
-            why = engine.sluice.experts.why_other_groups(layer, target, needed, there)
-            if why:
-                raise UnsupportedError(f"layers cannot move: {why}")
+    for coordinate in module._topo.get_axis_list("pipe", move.source):
+        names = answers[coordinate]["experts"][str(move.layer)]
+        replica = getattr(module._topo.get_coord(coordinate), "data", 0)
+        there = answers[module._grid.stage_to_global(stage_id=move.target, data=replica)]["layouts"]
+        needed = {name: answers[coordinate]["layouts"].get(name) for name in names}
+        why = str(engine.sluice.experts.why_other_groups(move.layer, move.target, needed, there))
+        if why:
+            return why
+    return ""
+
+
+def _expert_groups(engine: Any, layers: Iterable[int]) -> dict[str, Any]:
+    """The expert-parallel groups of this rank, and those that the MoE layers in these layers of its stage use."""
+    module, experts = engine.module, engine.sluice.experts
+    names = {layer: experts.group_names(stage_module.function_of(module, layer)) for layer in layers}
+    return {"layouts": experts.layouts(module, engine.sluice), "experts": names}
+
+
+def without_groups(engine: Any, wait_s: float | None) -> frozenset[int]:
+    """Layers with MoE layers that cannot run on every stage. Collective over all ranks, with the same result."""
+    parts = stage_module.parts_of(engine.module)
+    own = _expert_groups(engine, stage_module.layers_of(engine.module))
+    answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
+    stages = range(len(parts) - 1)
+    moves = [Move(n, source, target) for n, source in enumerate(stage_module.owners(parts)) for target in stages]
+    return frozenset(move.layer for move in moves if _why_no_groups(engine, move, answers))
 
 
 def moves_of(module: Any, parts: Sequence[int]) -> list[Move]:

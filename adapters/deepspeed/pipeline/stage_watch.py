@@ -35,10 +35,11 @@ _FIRST_LINK = 1e8  # bytes per second, until a drain has been measured
 # be in flight; whether a micro-batch of this batch was measured (else the rest is from an earlier batch). Then follow,
 # for each layer of the stage and one micro-batch: seconds of forward, backward and recomputation; bytes of outputs;
 # bytes on any stage; bytes saved for the backward; the optimizer's groups in which the layer trains something, as bits;
-# whether the layer must stay.
+# one of _ANY_TIME, _BETWEEN and _NEVER: when the layer can move.
 _MOVE, _TRAVEL, _IN_FLIGHT, _IS_NEW, _HEAD = range(5)
 _OF_LAYER, _MOST_GROUPS = 8, 50
-_FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS, _STAYS = range(_OF_LAYER)
+_FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS, _WHEN = range(_OF_LAYER)
+_ANY_TIME, _BETWEEN, _NEVER = range(3)
 
 
 class StageWatch:
@@ -57,6 +58,7 @@ class StageWatch:
         self._decider: LayerDecider | KindDecider | None = None
         self._kept: dict[int, float] = {}  # bytes that a micro-batch saves in a layer without recomputation
         self._refused = ""
+        self._without_groups: frozenset[int] | None = None  # layers with MoE layers that some stage cannot run
         self._num_moves = self._num_steps = 0  # completed moves, and batches during which layers moved
         self._drained_bytes = 0  # bytes of the busiest stage in the newest move; 0: it was during a batch
         self._move_s = self._travel_s = 0.0
@@ -83,8 +85,13 @@ class StageWatch:
         if self._decider is not None and not all(note[_IS_NEW] for note in notes):
             return  # the decider has these numbers already
         needs_all = optimizer_parts.of_engine(engine).needs_all_groups
-        stays = frozenset(layer for layer, stays in enumerate(found[_STAYS]) if stays)
-        trained = Trained([_groups(bits) for bits in found[_GROUPS]], needs_all, stays)
+        when = [round(value) for value in found[_WHEN]]
+        between = frozenset(layer for layer, value in enumerate(when) if value == _BETWEEN)
+        if between and self._without_groups is None:
+            self._without_groups = moving_layers.without_groups(engine, self._wait_s)
+        between -= self._without_groups or frozenset()
+        stays = frozenset(layer for layer, value in enumerate(when) if value != _ANY_TIME) - between
+        trained = Trained([_groups(bits) for bits in found[_GROUPS]], needs_all, stays, between)
         look = self._decided(engine, notes, before, found, trained)
         if look is not None and not self._apply(engine, look) and self._budget is not None:
             # The move was refused, and the decider keeps the layers here from now on. The next measurement may be many
@@ -188,8 +195,7 @@ class StageWatch:
             bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
             size = float(optimizer.bytes_of(stage_module.parameters_of(module, layer)))
             held = before[_HEAD + _OF_LAYER * at + _HELD] if are_same else 0.0
-            stays = float(bool(stage_module.why_stays(module, layer)) or stage_module.has_experts(module, layer))
-            self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits, stays))
+            self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits, float(_when_moved(engine, layer))))
         asked = None if self._budget is None else HeldBytes(self._note, module.parameters())
         self._move_s = self._travel_s = 0.0
         self._clock.begin()
@@ -292,6 +298,16 @@ class Measured:
     def _around(self, layer: int, begins: bool) -> None:
         assert self._held is not None
         (self._held.begin if begins else self._held.end)(self._places[layer] + _HELD)
+
+
+def _when_moved(engine: Any, layer: int) -> int:
+    """When a layer of this stage can move."""
+    module = engine.module
+    if not stage_module.has_experts(module, layer):
+        return _NEVER if stage_module.why_stays(module, layer) else _ANY_TIME
+    function = stage_module.function_of(module, layer)
+    why = stage_module.why_pinned(module, layer) or engine.sluice.experts.why_not(engine.sluice, layer, function)
+    return _NEVER if why else _BETWEEN
 
 
 def _groups(bits: float) -> frozenset[int]:

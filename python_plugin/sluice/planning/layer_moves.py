@@ -43,11 +43,13 @@ class MoveOptions(NamedTuple):
 
 class Trained(NamedTuple):
     """groups: by layer, the optimizer's parameter groups that have parameters of the layer. needs_all: a stage needs
-    parameters in every group; else it needs one parameter, if it has one now. stays: layers that cannot move."""
+    parameters in every group; else it needs one parameter, if it has one now. stays: layers that cannot move.
+    between: layers that can move only between two batches."""
 
     groups: Sequence[frozenset[int]]
     needs_all: bool
     stays: frozenset[int] = frozenset()
+    between: frozenset[int] = frozenset()
 
     def missing(self, begin: int, end: int, now: Sequence[int]) -> list[int]:
         """Returns the groups that a stage with layers [begin, end) would lack. now: the range of the stage's layers."""
@@ -56,8 +58,16 @@ class Trained(NamedTuple):
 
     def allows(self, begin: int, end: int, now: Sequence[int]) -> bool:
         """Returns whether a stage may have these layers: it trains something, and layers of `stays` do not move."""
-        was, there = ({layer for layer in self.stays if a <= layer < b} for a, b in (now, (begin, end)))
-        return was == there and not self.missing(begin, end, now)
+        return not _crossing(self.stays, now, (begin, end)) and not self.missing(begin, end, now)
+
+    def allows_live(self, begin: int, end: int, now: Sequence[int]) -> bool:
+        """Returns the same for a move during a batch, in which no layer of `between` moves either."""
+        return not _crossing(self.between, now, (begin, end)) and self.allows(begin, end, now)
+
+
+def _crossing(layers: frozenset[int], before: Sequence[int], after: Sequence[int]) -> bool:
+    """Returns whether one of these layers enters or leaves a stage."""
+    return any((before[0] <= layer < before[1]) != (after[0] <= layer < after[1]) for layer in layers)
 
 
 class LayerLook(NamedTuple):
@@ -402,10 +412,10 @@ class LayerDecider:
 
 
 def trains_enough(trained: Trained | None) -> Allows | None:
-    """Returns an `Allows` by which every stage of a step has the trained parameters that it needs."""
+    """Returns an `Allows`: stages of a step have the trained parameters that they need, and layers that can move."""
     if trained is None:
         return None
-    return lambda stage, before, after: trained.allows(*after, before)
+    return lambda stage, before, after: trained.allows_live(*after, before)
 
 
 def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:

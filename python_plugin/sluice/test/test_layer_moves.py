@@ -16,6 +16,7 @@ from sluice.planning.layer_moves import (
     LayerDecider,
     LayerLook,
     MoveRates,
+    Price,
     Steps,
     Trained,
     best_parts,
@@ -23,6 +24,7 @@ from sluice.planning.layer_moves import (
     slowest_stage,
     steps_to,
     towards,
+    trains_enough,
 )
 from sluice.planning.layer_times import LayerTimes
 
@@ -375,6 +377,23 @@ def test_Priced_DrawnChanges_TheCheaperWayIsTaken(micro_batches: int) -> None:
     assert all(price <= greedy * (1 + 1e-9) for found in ways.values() for price, greedy, _ in found)
     live, greedy = (sum(each[which] for each in ways[64]) for which in (0, 1))
     assert live < 0.9 * greedy
+
+
+def test_Priced_LayersThatMoveBetweenBatches_StayInSteps() -> None:
+    """Of six layers on two stages two move down. If one of them moves only between batches, all of them drain; if both
+    stay on their stages, the others can move in a batch. A drain costs its bytes: those of the layer count."""
+    seconds, sizes = [4.0, 4.0, *[1.0] * 4], [100] * 6
+
+    def way(between: set[int], sizes: list[int]) -> Price:
+        enough = trains_enough(Trained([frozenset({0})] * 6, False, frozenset(), frozenset(between)))
+        return priced((0, 4, 6), (0, 2, 6), seconds, sizes, MoveRates(1.0), 4, enough)
+
+    assert way({1, 5}, sizes).steps == way(set(), sizes).steps == ((0, 2, 6),)
+    for layer in (2, 3):
+        drained = way({layer}, [100 if n != layer else 900 for n in range(6)])
+        assert drained == Price((), 0.0, 1000.0)
+    trained = Trained([frozenset({0})] * 6, False, frozenset(), frozenset({1}))
+    assert trained.allows(0, 1, (0, 4)) and not trained.allows_live(0, 1, (0, 4))
 
 
 def test_Priced_TwoStages_IsTheSumOfItsParts() -> None:

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers, stage
 from sluice.adapters.deepspeed.pipeline.live_batch import Cut
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers, why_no_live_parts
 from sluice.planning.layer_moves import LayerDecider, LayerLook
+from torch.distributed.distributed_c10d import _get_default_store
 
 MOST_WAIT_S = 60.0
 # With two micro-batches in flight, the upper stage receives the first gradient before its third forward.
@@ -228,6 +230,7 @@ def _faults(engine: Any) -> dict[str, tuple[Any, str]]:
         "beginning the batch": (live_layers, "LiveBatch"),
         "packing gradients": (live_layers, "load_gradients"),
         "loading gradients": (live_layers, "take_gradients"),
+        "sending": (shipments, "_begin"),
         "loading": (stage_module, "fill"),
         "adopting": (other_stage, "adopt"),
         "replacing": (stage_module, "replace"),
@@ -290,6 +293,35 @@ def broken(
         return [said]
     still = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     found = [said, losses, still.train(range(len(losses))), now]
+    still.end()
+    return found
+
+
+def hung(silent: int, parts: Sequence[int], wait_s: float, **job: Any) -> list[Any]:
+    """A rank hangs in a transfer until the others have an error: [error, seconds until then, losses of later batches,
+    losses without a move, the partition]."""
+    made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
+    losses, original, store = made.train(range(2)), shipments._transfer, _get_default_store()
+    others = [f"hung {silent} {rank}" for rank in range(dist.get_world_size()) if rank != silent]
+
+    def hangs(*args: Any) -> None:
+        store.wait(others, timedelta(seconds=MOST_WAIT_S))
+        original(*args)
+
+    if dist.get_rank() == silent:
+        shipments._transfer = hangs
+    begun = time.monotonic()
+    try:
+        error = _said(lambda: made.engine.sluice.move_layers(parts, timeout=wait_s))
+    finally:
+        shipments._transfer = original
+    seconds = time.monotonic() - begun
+    store.set(f"hung {silent} {dist.get_rank()}", "")
+    losses += made.train(range(2, 4))
+    now = list(made.engine.module.parts)
+    made.end()
+    still = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
+    found = [error, seconds, losses, still.train(range(4)), now]
     still.end()
     return found
 

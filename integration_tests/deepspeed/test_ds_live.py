@@ -136,10 +136,11 @@ _BETWEEN = [
     ("reading the optimizer", "any", 0), ("building", "target", 0), ("taking states", "any", 0),
     ("packing", "source", 0), ("describing", "source", 0), ("making room", "target", 0),
 ]  # fmt: skip
+_SENDING = [("sending", role, calls) for role in ("source", "target") for calls in (0, 1)]
 _IN_FORCE = [("replacing", "any", 0), ("putting states", "any", 0)]
 _AT_COMMIT = [("taking states", "any", 1), *_IN_FORCE, ("putting sums", "any", 0)]
 FAULTS: dict[str, tuple[dict[str, Any], list[tuple[str, str, int]]]] = {
-    "between batches": ({"live": False}, [*_BETWEEN, ("loading", "target", 0), *_IN_FORCE]),
+    "between batches": ({"live": False}, [*_BETWEEN, *_SENDING, ("loading", "target", 0), *_IN_FORCE]),
     "early": ({"live": True}, [*_BETWEEN, ("beginning the batch", "source", 0), ("packing gradients", "source", 0)]),
     "at commit": ({"live": True}, [*_AT_COMMIT, ("beginning the batch", "target", 0)]),
     "late sums": ({"live": True, "sums": NEVER}, [("loading gradients", "target", 0), *_AT_COMMIT]),
@@ -191,6 +192,15 @@ def test_TwoStagesOfTwoReplicas_AnErrorInAMoveOfAMoeLayer_IsToldToAllRanks(pipe2
     job = {"kind": "experts", "section": {**PROMISES_BITS, "chunks": 2}}
     answers = pipe2x2.run("cases_live:broken", faults=faults, parts=[0, 2, 6], stages=2, **how, **job)
     _check_broken(answers, faults, [0, 2, 6], "between batches")
+
+
+@pytest.mark.parametrize("silent", [1, 2], ids=["source", "target"])
+def test_FourStages_ARankThatHangsInATransfer_IsNamedByAllWithinTheDeadline(pipe4: Ranks, silent: int) -> None:
+    """It goes on after the others have an error: nothing has moved, and training has the bits of one without moves."""
+    answers = pipe4.run("cases_live:hung", silent=silent, parts=[0, 2, 3, 6, 8], wait_s=6.0, stages=4, kind="deep")
+    for rank, (error, seconds, losses, still, parts) in enumerate(answers):
+        assert f"rank {silent}{'' if rank == silent else ' did not answer'}" in error, error
+        assert seconds < 60 and parts == [0, 2, 4, 6, 8] and losses == still
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["between batches", "during a batch"])

@@ -6,12 +6,16 @@ Both ends have the description of each shipment before the first tensor is sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from sluice.errors import Unsupported
+from sluice.adapters.torch.rendezvous import Joined, join
+from sluice.errors import PeerLost, Unsupported
 
 Content = dict[str, Any]  # tensors and plain values by name
 _PLAIN = (int, float, str, bool, type(None))
@@ -62,22 +66,49 @@ def without_gaps(content: Content) -> Content:
     return {**content, **{name: value.detach().contiguous() for name, value in tensors.items()}}
 
 
-def exchange(shipments: Sequence[Shipment], arriving: Sequence[Content], group: Any = None) -> None:
-    """Exchanges shipments. arriving: `places` of the shipments to this rank, in their order; filled. Ranks are global.
+def exchange(shipments: Sequence[Shipment], arriving: Sequence[Content], wait_s: float) -> float:
+    """Exchanges shipments. Returns the seconds in which this rank sent and received. Ranks are global. arriving:
+    `places` of the shipments to this rank, in their order; filled.
 
-    Source and target of each shipment call it, with shipments in the same order. group: None means the default group;
-    nothing else may use it meanwhile. Tensors are contiguous and in host memory. Only transfers can fail here.
+    Collective over the sources and targets, with shipments in the same order. Tensors are contiguous and in host
+    memory. wait_s: for connections, and for each tensor. PeerLost, TimedOut and PeerRefused name another rank that has
+    ended, hangs or has failed. The ranks have a process group for this alone: a rank that fails closes it, so that no
+    other waits for its tensors, and the group in which the host trains stays usable.
     """
-    own, work, landing = dist.get_rank(), [], iter(arriving)
+    ranks = tuple(sorted({rank for each in shipments for rank in (each.source, each.target)}))
+    if dist.get_rank() not in ranks:
+        return 0.0
+    joined, _ = join(ranks, lambda: None, timedelta(seconds=wait_s))
+    begun = time.perf_counter()
+    try:
+        _transfer(shipments, iter(arriving), joined, ranks, wait_s)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # requests in its frames would keep the connections open
+        raise
+    finally:
+        joined.leave()
+    return time.perf_counter() - begun
+
+
+def _transfer(
+    shipments: Sequence[Shipment], landing: Iterator[Content], joined: Joined, ranks: Sequence[int], wait_s: float
+) -> None:
+    own, work = dist.get_rank(), []
     for source, target, content, _ in shipments:
-        if own not in (source, target):
-            continue
-        transfer, peer = (dist.isend, target) if source == own else (dist.irecv, source)
-        for value in ((content or {}) if source == own else next(landing)).values():
-            if isinstance(value, torch.Tensor) and value.numel():
-                work.append(transfer(_bytes_of(value), peer, group=group))
-    for request in work:
-        request.wait()
+        if own in (source, target):
+            peer = target if source == own else source
+            values = (content or {}) if source == own else next(landing)
+            tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel()]
+            work += [(_begin(joined, source == own, each, ranks.index(peer)), peer) for each in tensors]
+    for request, peer in work:
+        try:
+            request.wait(timedelta(seconds=wait_s))
+        except Exception as error:
+            raise PeerLost(f"a transfer with rank {peer} has not ended: {error}", peer=peer) from error
+
+
+def _begin(joined: Joined, sends: bool, tensor: torch.Tensor, place: int) -> Any:
+    return (joined.group.send if sends else joined.group.recv)([_bytes_of(tensor)], place, 0)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

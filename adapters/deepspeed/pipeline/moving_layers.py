@@ -9,7 +9,6 @@ the pipeline moves its own layers. Source: vPipe (TPDS 2022), section on live mi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +21,7 @@ from sluice.adapters.deepspeed.optimizer import optimizer_parts
 from sluice.adapters.deepspeed.optimizer.optimizer_parts import Kept
 from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.errors import InvalidState
+from sluice.errors import InvalidState, PeerLost, PeerRefused, TimedOut
 from sluice.planning.layer_moves import Trained
 from torch import nn
 
@@ -30,6 +29,7 @@ T = TypeVar("T")
 _HOME = "_sluice_home_parts"  # attributes of an engine: the partition at the start of training ...
 _TORN = "_sluice_torn_layers"  # ... and why its ranks may have different layers
 _NONE_MOVED = "No layer has moved: move again, or train on"
+_OF_OTHERS = tuple(each.__name__ for each in (PeerLost, PeerRefused, TimedOut))
 _KEPT = "kept "  # prefix of the name of an optimizer state
 
 
@@ -68,11 +68,12 @@ class Meeting(Vote):
             return list(agree.exchange(_ranks(), own, value, self._wait_s, lost).values())
 
     def ask(self, why_not: str, error: Exception | None = None) -> None:
-        """See Vote. Raises the same error on all ranks."""
-        for rank, why in enumerate(self.tell(why_not)):
-            if why:
-                text = f"{self.name} cannot move: {self._what} failed on rank {rank}: {why}. {self._then}"
-                raise UnsupportedError(text, peer=rank) from error
+        """See Vote. Raises the same error on all ranks: that of the first rank that did not only lose another."""
+        said = [(why.startswith(_OF_OTHERS), rank, why) for rank, why in enumerate(self.tell(why_not)) if why]
+        if said:
+            _, rank, why = min(said)
+            text = f"{self.name} cannot move: {self._what} failed on rank {rank}: {why}. {self._then}"
+            raise UnsupportedError(text, peer=rank) from error
 
 
 def move(
@@ -103,9 +104,9 @@ def move(
     # The shipments to this stage, by layer. Each replica has its own ranks.
     arriving = {each.layer: shipment for each, shipment in zip(moves, listed) if comes(module, each)}
     arrived = meeting.do("making room", lambda: {n: shipments.places(each) for n, each in arriving.items()})
-    begun = time.perf_counter()
-    shipments.exchange(listed, list(arrived.values()))
-    travel_s = time.perf_counter() - begun
+    # A third of the wait: ranks that find another one missing say so while the rest still waits for the vote.
+    most_s = (agree.DEFAULT_WAIT_S if wait_s is None else wait_s) / 3
+    travel_s = meeting.do("sending", lambda: shipments.exchange(listed, list(arrived.values()), most_s))
     meeting.do("loading", lambda: [stage_module.fill(built[layer], content) for layer, content in arrived.items()])
     put_in_force(engine, parts, built, arrived, optimizer, kept, meeting)
     return Moved(moves, travel_s)

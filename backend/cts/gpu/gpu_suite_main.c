@@ -6,7 +6,8 @@
  *   gpu_suite --list            the parts
  *   gpu_suite PART... [--coverage]
  *                               runs them; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU
- *                               here. --coverage: then a case for each kernel, whether one of them launched it (fakes)
+ *                               here. --coverage (fakes): in several orders of lanes and warps; then a case for races,
+ *                               and one for each kernel, whether a part launched it
  *
  * integration_tests/gpu/run runs it, under compute-sanitizer too. Bazel builds the same source with the fake driver and
  * cuBLAS (-DSLUICE_GPU_SUITE_FAKE) as a test of the suite itself. */
@@ -74,6 +75,7 @@ int main(int argc, char** argv) {
     return NO_GPU;
   }
   if (status != SLUICE_OK) gpu_die("device");
+  if (covers) gpu_begin_coverage();
   gpu_enter(); /* the default stream of this device, for the suite's own waits */
   for (int i = 1; i < end; ++i) parts[part_of(argv[i])].run();
   gpu_leave();

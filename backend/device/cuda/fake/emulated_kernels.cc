@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU build of the kernels, by name, from the sources that nvcc compiles.
+// The CPU build of the kernels, by name, from the sources that nvcc compiles; SLUICE_IN_ORDERS: the second build.
+#ifdef SLUICE_IN_ORDERS
+#include "backend/device/cuda/fake/lane_orders.h"
+#define sluice_emulated_kernel sluice_ordered_kernel
+#endif
 #include "backend/device/cuda/kernels/sluice_kernels.cu"
 
 typedef void (*emulated_fn_t)(int64_t warps, const void* args);

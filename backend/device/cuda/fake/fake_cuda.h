@@ -140,5 +140,7 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
 /* The CPU build of a kernel, or NULL; *out_bytes: the size of its argument struct. (emulated_kernels.cc) */
 typedef void (*sluice_emulated_kernel_fn_t)(int64_t warps, const void* args);
 sluice_emulated_kernel_fn_t sluice_emulated_kernel(const char* name, size_t* out_bytes);
+/* From now on kernels run by this function, called with the lock held; NULL: as usual. (lane_orders.c) */
+void sluice_fake_cuda_run_kernels_by(void (*run)(const char* name, int64_t warps, const void* args));
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_ */

@@ -67,9 +67,17 @@ SLUICE_FN int bits_set(uint32_t x) { return __popc(x); }
 #else
 
 #define SLUICE_FN     static inline
-#define SLUICE_MEMBER inline
+#define SLUICE_MEMBER inline __attribute__((always_inline)) /* two builds of a kernel may be in one program */
 
-#define SLUICE_LANES(lane) for (int lane = 0; lane < 32; ++lane)
+#ifndef SLUICE_LANES /* defined by a build that checks accesses and orders: fake/lane_orders.h */
+#define SLUICE_LANES(lane)        for (int lane = 0; lane < 32; ++lane)
+#define SLUICE_AT_LANE(lane)      ((void)0) /* before the lane's own value is used */
+#define SLUICE_AT_WARP_OP()       ((void)0)
+#define SLUICE_AT_FENCE()         ((void)0)
+#define SLUICE_AT_UNIT(unit)      ((void)0)
+#define SLUICE_WARP_AT(at, warps) ((warps)-1 - (at)) /* the last first, so that no body relies on an order */
+#endif
+
 #define SLUICE_UNROLL
 #define SLUICE_ONE_BY_ONE
 #define SLUICE_MAY_ALIAS __attribute__((may_alias)) /* a type for memory that may hold any type */
@@ -77,25 +85,31 @@ SLUICE_FN int bits_set(uint32_t x) { return __popc(x); }
 template <typename T>
 struct per_lane {
   T x[32];
-  T& operator[](int lane) { return x[lane]; }
+  SLUICE_MEMBER T& operator[](int lane) {
+    SLUICE_AT_LANE(lane);
+    return x[lane];
+  }
 };
 
-SLUICE_FN void warp_fence() {}
+SLUICE_FN void warp_fence() { SLUICE_AT_FENCE(); }
 
 template <typename T>
 SLUICE_FN T warp_get(per_lane<T>& v, int lane) {
+  SLUICE_AT_WARP_OP();
   return v.x[lane];
 }
 
 template <typename T>
 SLUICE_FN per_lane<T> warp_down(per_lane<T>& v, int distance) {
   per_lane<T> r;
+  SLUICE_AT_WARP_OP();
   for (int l = 0; l < 32; ++l) r.x[l] = v.x[l + distance < 32 ? l + distance : l];
   return r;
 }
 
 SLUICE_FN per_lane<uint32_t> warp_match(per_lane<int32_t>& key) {
   per_lane<uint32_t> r;
+  SLUICE_AT_WARP_OP();
   for (int l = 0; l < 32; ++l) {
     r.x[l] = 0;
     for (int m = 0; m < 32; ++m) r.x[l] |= (uint32_t)(key.x[m] == key.x[l]) << m;
@@ -105,14 +119,18 @@ SLUICE_FN per_lane<uint32_t> warp_match(per_lane<int32_t>& key) {
 
 SLUICE_FN int bits_set(uint32_t x) { return __builtin_popcount(x); }
 
-/* Runs every warp of the grid sequentially, the last first, so that no body relies on an order. */
-#define SLUICE_KERNEL(name, args_t)                                           \
-  extern "C" void sluice_##name##_on_cpu(int64_t warps, const void* args) {   \
-    args_t a;                                                                 \
-    memcpy((void*)&a, args, sizeof a);                                        \
-    for (int64_t warp = warps - 1; warp >= 0; --warp) {                       \
-      for (int64_t unit = warp; unit < a.units; unit += warps) name(a, unit); \
-    }                                                                         \
+/* Runs the warps of the grid one after another. */
+#define SLUICE_KERNEL(name, args_t)                                     \
+  static void sluice_##name##_on_cpu(int64_t warps, const void* args) { \
+    args_t a;                                                           \
+    memcpy((void*)&a, args, sizeof a);                                  \
+    for (int64_t at = 0; at < warps; ++at) {                            \
+      const int64_t warp = SLUICE_WARP_AT(at, warps);                   \
+      for (int64_t unit = warp; unit < a.units; unit += warps) {        \
+        SLUICE_AT_UNIT(unit);                                           \
+        name(a, unit);                                                  \
+      }                                                                 \
+    }                                                                   \
   }
 
 #endif

@@ -570,3 +570,32 @@ TEST(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs) {
   nth_call_of_two_ranks(&DRIVER, 23, &exact);
   nth_call_of_two_ranks(&DRIVER, 101, &capacity);
 }
+
+/* ---- hardware queues ------------------------------------------------------------------------------------------- */
+
+static uint64_t digests[4];
+static void round_of_rank(rank_t* r, rig_t* rig) { r->status = rig_round(rig, &digests[r->rank]); }
+
+/* No wait relies on streams that are independent: all work of a device may run in the order of submission. */
+TEST(CudaLayer_AllStreamsInOneQueue_SameBits) {
+  static const int32_t world_sizes[] = {1, 2, 4};
+  sluice_moe_config_t configs[3] = {config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD), config_under_capacity(),
+                                    config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE)};
+  configs[0].num_chunks = configs[1].num_chunks = 3;
+  configs[2].deduplicate = 1;
+  for (int i = 0; i < 18; ++i) {
+    const int32_t world_size = world_sizes[i % 3];
+    void (*const run)(int32_t, const sluice_moe_config_t*, void (*)(rank_t*, rig_t*), rank_t*) =
+        i < 9 ? run_ranks : run_local_ranks;
+    rank_t ranks[4];
+    uint64_t want[4];
+    if (i >= 9 && i % 9 / 3 == 1 && world_size > 1) continue; /* capacity needs NCCL */
+    run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
+    memcpy(want, digests, sizeof want);
+    memset(digests, 0, sizeof digests);
+    sluice_fake_cuda_set_queues(1, 0);
+    run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
+    sluice_fake_cuda_set_queues(8, 0);
+    for (int32_t r = 0; r < world_size; ++r) assert_true(digests[r] == want[r]);
+  }
+}

@@ -132,10 +132,14 @@ static void settle(int32_t rank) {
   const struct timespec nap = {.tv_nsec = 100000};
   uint64_t timeout_ns = fakes.timeout_ms * UINT64_C(1000000), begin_ns = sluice_now_ns();
   int has_aborted = 0;
+  char why[400];
   while (!sluice_fake_cuda_idle(fakes.ranks[rank].stream)) {
     nanosleep(&nap, NULL);
-    if (has_aborted || sluice_now_ns() - begin_ns <= timeout_ns) continue;
-    if (fakes.timeout_ms == TIMEOUT_MS) {
+    const int is_deadlock = sluice_fake_cuda_deadlocked(why, sizeof why);
+    if (has_aborted || (sluice_now_ns() - begin_ns <= timeout_ns && !is_deadlock)) continue;
+    if (is_deadlock) {
+      fprintf(stderr, "rank %d: %s\n", rank, why);
+    } else if (fakes.timeout_ms == TIMEOUT_MS) {
       fprintf(stderr, "rank %d: its stream was not idle after %d s: its communicator was aborted\n", rank,
               TIMEOUT_MS / 1000);
     }

@@ -475,6 +475,17 @@ static int is_ready(void* user) {
   return left == 0;
 }
 
+/* A group waits for the current group of its communicator, and for those of peers whose messages are missing. */
+static int waits_for(const void* user, const void* other) {
+  const batch_t *b = user, *o = other;
+  if (b->comm->ended || o->comm->ended || o->comm->group != b->comm->group || o->number != o->comm->finished) return 0;
+  if (!b->posted || o->comm == b->comm) return o->comm == b->comm && o->number < b->number;
+  for (int i = 0; i < b->num_messages; ++i) {
+    if (!b->messages[i].done && b->peers[i] == o->comm->rank) return 1;
+  }
+  return 0;
+}
+
 static void drop_batch(void* user) {
   batch_t* b = user;
   for (int i = 0; i < b->num_messages && b->posted; ++i) {
@@ -534,9 +545,13 @@ static int fake_group_start(void) {
 }
 /* The group ends even if it reports an error; its calls are then dropped. */
 static void enqueue_batch(batch_t* b) {
-  sluice_fake_cuda_enqueue(
-      b->stream,
-      &(sluice_fake_op_t){.ready = is_ready, .drop = drop_batch, .user = b, .note = note_batch, .again = batch_again});
+  sluice_fake_cuda_enqueue(b->stream, &(sluice_fake_op_t){.name = "a group of NCCL",
+                                                          .ready = is_ready,
+                                                          .waits_for = waits_for,
+                                                          .drop = drop_batch,
+                                                          .user = b,
+                                                          .note = note_batch,
+                                                          .again = batch_again});
 }
 
 static int fake_group_end(void) {

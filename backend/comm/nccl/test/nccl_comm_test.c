@@ -670,6 +670,42 @@ TEST(Register_NthCallFails_NobodyHangsOrLeaks) {
   }
 }
 
+/* Two communicators of two devices, whose groups the ranks enqueue in different orders: with a queue for each stream
+ * both end; in one queue they wait for each other. */
+TEST(FakeNccl_GroupsInDifferentOrders_WaitForEachOtherInOneQueue) {
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  for (int queues = 8; queues > 0; queues -= 7) {
+    void *comms[2][2], *streams[2][2]; /* [communicator][rank] */
+    char data[2][2], why[400];
+    sluice_fake_cuda_set_queues(queues, 0);
+    for (int c = 0; c < 2; ++c) {
+      sluice_nccl_id_t id;
+      assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+      for (int r = 0; r < 2; ++r) {
+        sluice_nccl_config_t config = sluice_nccl_config(0);
+        assert_int_equal(symbols.ncclCommInitRankConfig(&comms[c][r], 2, id, r, &config), SLUICE_NCCL_IN_PROGRESS);
+        streams[c][r] = sluice_fake_cuda_open_stream(1 + r);
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      const int r = i / 2, c = i % 2 ^ r;
+      assert_int_equal(symbols.ncclGroupStart(), 0);
+      assert_int_equal((r == 0 ? symbols.ncclSend(data[c], 1, SLUICE_NCCL_UINT8, 1, comms[c][r], streams[c][r])
+                               : symbols.ncclRecv(data[c] + 1, 1, SLUICE_NCCL_UINT8, 0, comms[c][r], streams[c][r])),
+                       0);
+      assert_int_equal(symbols.ncclGroupEnd(), 0);
+    }
+    assert_int_equal(sluice_fake_cuda_deadlocked(why, sizeof why), queues == 1);
+    if (queues == 1) assert_non_null(strstr(why, "a group of NCCL (stream"));
+    for (int i = 0; i < 4; ++i) assert_int_equal(symbols.ncclCommAbort(comms[i / 2][i % 2]), 0);
+    for (int i = 0; i < 4; ++i) {
+      assert_true(sluice_fake_cuda_idle(streams[i / 2][i % 2]));
+      sluice_fake_cuda_close_stream(streams[i / 2][i % 2]);
+    }
+  }
+  sluice_fake_cuda_set_queues(8, 0);
+}
+
 /* Violations of NCCL's rules are counted. This case is the last, since the counts persist. */
 TEST(FakeNccl_BrokenRules_AreCounted) {
   char rule[128];

@@ -80,6 +80,13 @@ void sluice_fake_cuda_destroy_graph(sluice_fake_graph_t* graph); /* accepts NULL
 void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes);
 void sluice_fake_cuda_give(void* data);
 int32_t sluice_fake_current_device(void); /* of the calling thread's context; -1: it has none */
+/* Streams of a device share this many hardware queues, in turn, as with CUDA_DEVICE_MAX_CONNECTIONS; by default 8. A
+ * queue executes work in the order of submission, each item to its end. For streams that are opened from now on, also
+ * after a reset. has_one_host: a wait of the host that no submitted work can end is a deadlock. */
+void sluice_fake_cuda_set_queues(int32_t queues, int32_t has_one_host);
+/* Whether work waits for itself, by events, messages and queues: then waits of the host end, and each call fails with
+ * 702. `out` describes it. */
+int sluice_fake_cuda_deadlocked(char* out, size_t out_bytes);
 /* Runs everything that can run; true if the stream is empty then. */
 int sluice_fake_cuda_idle(void* stream);
 
@@ -99,11 +106,14 @@ int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes);
 void sluice_fake_cuda_forget_accesses(void);
 
 /* For fakes of libraries that work on streams: enqueues an operation. It runs once ready() returns nonzero (NULL: at
- * once); drop() frees `user` after it ran or when its stream is destroyed. All three are called with the fake's lock
- * held. */
+ * once); drop() frees `user` after it ran or when its stream is destroyed. All are called with the fake's lock held.
+ */
 typedef struct sluice_fake_moment_s sluice_fake_moment_t;
 typedef struct sluice_fake_op_s {
+  const char* name; /* of static storage */
   int (*ready)(void* user);
+  /* Whether it cannot run before another queued operation with the same function. NULL: it waits for none. */
+  int (*waits_for)(const void* user, const void* other);
   void (*run)(void* user);
   void (*drop)(void* user);
   void* user;

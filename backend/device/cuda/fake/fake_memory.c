@@ -119,12 +119,13 @@ int sluice_fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   return code;
 }
 
-static int is_busy(int32_t ordinal) {
+static int is_idle(const void* of_device) {
+  const int32_t ordinal = *(const int32_t*)of_device;
   for (int i = 0; i < MAX_STREAMS; ++i) {
     const fake_stream_t* stream = &sluice_fake_world.streams[i];
-    if (stream->live && stream->ordinal == ordinal && stream->head != NULL) return 1;
+    if (stream->live && stream->ordinal == ordinal && stream->head != NULL) return 0;
   }
-  return 0;
+  return 1;
 }
 
 static int32_t ordinal_of(const void* data) {
@@ -140,9 +141,8 @@ int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned_once("cuMemFree");
   if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  for (sluice_fake_cuda_pump(); is_busy(ordinal_of(data)); sluice_fake_cuda_pump()) {
-    sluice_fake_sleep();
-  }
+  const int32_t ordinal = ordinal_of(data);
+  (void)sluice_fake_wait_until(is_idle, &ordinal);
   int freed = give_block(data);
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
@@ -155,10 +155,8 @@ int sluice_fake_cuCtxSynchronize(void) {
   int code = sluice_fake_planned_once("cuCtxSynchronize");
   ++sluice_fake_world.host_waits;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  int32_t ordinal = sluice_fake_current_device();
-  for (sluice_fake_cuda_pump(); code == 0 && is_busy(ordinal); sluice_fake_cuda_pump()) {
-    sluice_fake_sleep();
-  }
+  const int32_t ordinal = sluice_fake_current_device();
+  if (code == 0) code = sluice_fake_wait_until(is_idle, &ordinal);
   sluice_fake_cuda_unlock();
   return code;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The queues of streams: work runs as soon as it can, streams with high numbers first. */
+/* The queues of streams: work runs as soon as it can, streams with high numbers first. Streams of a device may share a
+ * hardware queue, which runs their work in the order of submission. */
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,8 +26,34 @@ void sluice_fake_drop_queued(queued_t* item) {
   free(item);
 }
 
+static struct { int32_t queues, has_one_host; } shared = {.queues = 8};
+
+void sluice_fake_cuda_set_queues(int32_t queues, int32_t has_one_host) {
+  sluice_fake_cuda_lock();
+  shared.queues = queues;
+  shared.has_one_host = has_one_host;
+  sluice_fake_cuda_unlock();
+}
+
+int32_t sluice_fake_next_queue(int32_t ordinal) {
+  return (int32_t)(sluice_fake_world.num_streams[ordinal]++ % shared.queues);
+}
+
+/* Returns the stream whose head is the first item of the queue of this one; itself, if it has that item. */
+static fake_stream_t* first_of_queue(fake_stream_t* stream) {
+  fake_stream_t* first = stream;
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    fake_stream_t* other = &sluice_fake_world.streams[i];
+    if (!other->live || other->head == NULL || other->ordinal != stream->ordinal || other->queue != stream->queue)
+      continue;
+    if (other->head->number < first->head->number) first = other;
+  }
+  return first;
+}
+
 static int run_head(fake_stream_t* stream) {
   queued_t* item = stream->head;
+  if (first_of_queue(stream) != stream) return 0;
   if (item->waits_for != NULL && !item->waits_for->done) return 0;
   if (item->op.ready != NULL && !item->op.ready(item->op.user)) return 0;
   stream->head = item->next;
@@ -59,6 +87,7 @@ fake_stream_t* sluice_fake_stream_of(void* handle) {
 queued_t* sluice_fake_push(fake_stream_t* stream) {
   queued_t* item = calloc(1, sizeof *item);
   assert(item != NULL && stream->live);
+  item->number = sluice_fake_world.num_queued++;
   *stream->tail = item;
   stream->tail = &item->next;
   sluice_fake_merge(&stream->clock, &sluice_fake_world.host); /* enqueued after the host waited for these events */
@@ -104,4 +133,98 @@ void sluice_fake_wait_for_ticket(fake_stream_t* stream, ticket_t* ticket) {
   ++ticket->references;
   sluice_fake_merge(&stream->clock, &ticket->clock);
   sluice_fake_cuda_pump();
+}
+
+/* ---- deadlocks ------------------------------------------------------------------------------------------------- */
+
+/* Whether the first item of one stream cannot run before `item`. */
+static int waits_for_item(const queued_t* head, const queued_t* item) {
+  if (head->waits_for != NULL) return item->records == head->waits_for;
+  if (head->op.waits_for == NULL || head->op.waits_for != item->op.waits_for || head == item) return 0;
+  return head->op.waits_for(head->op.user, item->op.user);
+}
+
+/* Whether the first item of a stream cannot run before the first one of another stream. */
+static int waits_for_stream(fake_stream_t* stream, const fake_stream_t* other) {
+  if (other == stream) return 0;
+  if (first_of_queue(stream) != stream) return first_of_queue(stream) == other;
+  for (const queued_t* item = other->head; item != NULL; item = item->next) {
+    if (waits_for_item(stream->head, item)) return 1;
+  }
+  return 0;
+}
+
+static const char* name_of(const queued_t* item) {
+  return item->op.name != NULL ? item->op.name : "a wait for an event";
+}
+
+static void describe_cycle(const int* path, int length) {
+  const size_t room = sizeof sluice_fake_world.deadlock;
+  size_t at = 0;
+  for (int i = 0; i < length && at < room; ++i) {
+    fake_stream_t* stream = &sluice_fake_world.streams[path[i]];
+    const char* why = first_of_queue(stream) != stream ? "comes in its queue after" : "waits for work of";
+    at += (size_t)snprintf(sluice_fake_world.deadlock + at, room - at,
+                           "%s %s (stream %d, queue %d of device %d) %s stream %d", i == 0 ? "deadlock:" : ", and",
+                           name_of(stream->head), stream->index, stream->queue, stream->ordinal, why,
+                           path[(i + 1) % length]);
+  }
+}
+
+/* Follows what a stream waits for. Everything must happen, so a way back to a stream of the path is a deadlock. */
+static int find_cycle(int* path, int length, int* is_known) {
+  fake_stream_t* stream = &sluice_fake_world.streams[path[length - 1]];
+  is_known[stream->index] = 1;
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    const fake_stream_t* other = &sluice_fake_world.streams[i];
+    if (!other->live || other->head == NULL || !waits_for_stream(stream, other)) continue;
+    for (int from = 0; from < length; ++from) {
+      if (path[from] != i) continue;
+      describe_cycle(path + from, length - from);
+      return 1;
+    }
+    path[length] = i;
+    if (!is_known[i] && find_cycle(path, length + 1, is_known)) return 1;
+  }
+  return 0;
+}
+
+int sluice_fake_is_deadlocked(void) {
+  int is_known[MAX_STREAMS] = {0}, path[MAX_STREAMS + 1];
+  for (int i = 0; i < MAX_STREAMS && sluice_fake_world.deadlock[0] == '\0'; ++i) {
+    const fake_stream_t* stream = &sluice_fake_world.streams[i];
+    path[0] = i;
+    if (stream->live && stream->head != NULL && !is_known[i]) (void)find_cycle(path, 1, is_known);
+  }
+  return sluice_fake_world.deadlock[0] != '\0';
+}
+
+/* The only host waits, and no work can run: describes the first item of a queue that waits for something else. */
+static void describe_standstill(void) {
+  for (int i = 0; i < MAX_STREAMS; ++i) {
+    fake_stream_t* stream = &sluice_fake_world.streams[i];
+    if (!stream->live || stream->head == NULL || first_of_queue(stream) != stream) continue;
+    (void)snprintf(sluice_fake_world.deadlock, sizeof sluice_fake_world.deadlock,
+                   "deadlock: the host waits, and %s (stream %d, queue %d of device %d) waits for work that is not "
+                   "submitted",
+                   name_of(stream->head), stream->index, stream->queue, stream->ordinal);
+  }
+}
+
+int sluice_fake_wait_until(int (*is_over)(const void* user), const void* user) {
+  for (sluice_fake_cuda_pump(); !is_over(user); sluice_fake_cuda_pump()) {
+    if (!sluice_fake_is_deadlocked() && shared.has_one_host) describe_standstill();
+    if (sluice_fake_world.deadlock[0] != '\0') return LAUNCH_TIMEOUT;
+    sluice_fake_sleep();
+  }
+  return 0;
+}
+
+int sluice_fake_cuda_deadlocked(char* out, size_t out_bytes) {
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_pump();
+  const int found = sluice_fake_is_deadlocked();
+  if (out_bytes > 0) snprintf(out, out_bytes, "%s", sluice_fake_world.deadlock);
+  sluice_fake_cuda_unlock();
+  return found;
 }

@@ -11,6 +11,7 @@ fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts) {
     if (stream->live) continue;
     int64_t count = stream->clock.at[i]; /* of the previous stream in this entry */
     *stream = (fake_stream_t){.live = 1, .index = i, .ordinal = ordinal, .is_hosts = is_hosts};
+    stream->queue = sluice_fake_next_queue(ordinal);
     stream->clock.at[i] = count;
     stream->tail = &stream->head;
     return stream;
@@ -190,6 +191,9 @@ int sluice_fake_cuEventElapsedTime(float* out_milliseconds, void* start, void* e
   return code;
 }
 
+static int is_done(const void* ticket) { return ((const ticket_t*)ticket)->done; }
+static int is_empty(const void* stream) { return ((const fake_stream_t*)stream)->head == NULL; }
+
 int sluice_fake_cuEventSynchronize(void* handle) {
   const fake_event_t* event = handle;
   sluice_fake_cuda_lock();
@@ -197,9 +201,9 @@ int sluice_fake_cuEventSynchronize(void* handle) {
   ++sluice_fake_world.host_waits;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0 && event->last != NULL) {
-    for (sluice_fake_cuda_pump(); !event->last->done; sluice_fake_cuda_pump()) sluice_fake_sleep();
-    sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
-    note_host_wait(event->last, "synchronize");
+    code = sluice_fake_wait_until(is_done, event->last);
+    if (code == 0) sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
+    if (code == 0) note_host_wait(event->last, "synchronize");
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -212,7 +216,9 @@ int sluice_fake_cuStreamSynchronize(void* handle) {
   fake_stream_t* stream = sluice_fake_stream_of(handle);
   if (code == 0 && sluice_fake_spoils(stream)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
-    for (sluice_fake_cuda_pump(); stream->head != NULL; sluice_fake_cuda_pump()) sluice_fake_sleep();
+    code = sluice_fake_wait_until(is_empty, stream);
+  }
+  if (code == 0) {
     (void)sluice_fake_note_event(
         &(sluice_fake_event_t){.kind = SLUICE_FAKE_HOST_DRAIN, .rank = stream->ordinal, .stream = stream->index}, NULL);
     sluice_fake_merge(&sluice_fake_world.host, &stream->clock);

@@ -63,9 +63,12 @@ static int enqueue_copy(const copy_t* copy, void* stream) {
   if (code == 0 && is_pageable && sluice_fake_spoils(sluice_fake_stream_of(stream))) code = CAPTURE_UNSUPPORTED;
   if (code == 0 && copy->bytes > 0) {
     note_copy_event(copy, sluice_fake_stream_of(stream));
-    sluice_fake_cuda_enqueue(
-        stream, &(sluice_fake_op_t){
-                    .run = run_copy, .drop = free, .user = copy_again(copy), .note = note_copy, .again = copy_again});
+    sluice_fake_cuda_enqueue(stream, &(sluice_fake_op_t){.name = "a copy",
+                                                         .run = run_copy,
+                                                         .drop = free,
+                                                         .user = copy_again(copy),
+                                                         .note = note_copy,
+                                                         .again = copy_again});
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -212,9 +215,12 @@ int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
     launch->faults = sluice_fake_world.launches++ == sluice_fake_world.fault_at;
     launch->kernel = kernel;
     launch->event = note_launch_event(launch, sluice_fake_stream_of(stream));
-    sluice_fake_cuda_enqueue(
-        stream, &(sluice_fake_op_t){
-                    .run = run_launch, .drop = free, .user = launch, .note = note_launch, .again = launch_again});
+    sluice_fake_cuda_enqueue(stream, &(sluice_fake_op_t){.name = kernel->name,
+                                                         .run = run_launch,
+                                                         .drop = free,
+                                                         .user = launch,
+                                                         .note = note_launch,
+                                                         .again = launch_again});
   }
   sluice_fake_cuda_unlock();
   return code;

@@ -25,6 +25,7 @@ void sluice_fake_cuda_unlock(void) {
 int sluice_fake_planned(void) {
   int64_t number = sluice_fake_world.calls++;
   if (sluice_fake_world.faulted) return ILLEGAL_ADDRESS;
+  if (sluice_fake_world.deadlock[0] != '\0') return LAUNCH_TIMEOUT;
   if (number != sluice_fake_world.fail_at) return 0;
   sluice_fake_world.failed = 1;
   return sluice_fake_world.fail_code;
@@ -75,6 +76,7 @@ int sluice_fake_cuGetErrorName(int error, const char** out_name) {
   static const char* const names[] = {"CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_OUT_OF_MEMORY"};
   *out_name = error >= 0 && error < 3 ? names[error] : "CUDA_ERROR_FAKE";
   if (error == ILLEGAL_ADDRESS) *out_name = "CUDA_ERROR_ILLEGAL_ADDRESS";
+  if (error == LAUNCH_TIMEOUT) *out_name = "CUDA_ERROR_LAUNCH_TIMEOUT";
   return 0;
 }
 int sluice_fake_cuGetErrorString(int error, const char** out_text) {

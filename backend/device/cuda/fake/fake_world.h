@@ -19,7 +19,7 @@
 enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905 };
-enum { ILLEGAL_ADDRESS = 700, CAPTURED_EVENT = 907 };
+enum { ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702, CAPTURED_EVENT = 907 };
 
 typedef struct fake_clock_s {
   int64_t at[MAX_STREAMS];
@@ -37,6 +37,7 @@ typedef struct ticket_s {
 
 typedef struct queued_s {
   struct queued_s* next;
+  int64_t number; /* in the order of submission */
   sluice_fake_op_t op;
   ticket_t* waits_for;
   ticket_t* records;
@@ -44,6 +45,7 @@ typedef struct queued_s {
 
 typedef struct fake_stream_s {
   int32_t live, index, ordinal, is_hosts, capturing, priority;
+  int32_t queue; /* of its device, which it may share */
   fake_clock_t clock;
   queued_t* head;
   queued_t** tail;
@@ -126,6 +128,8 @@ typedef struct sluice_fake_world_s {
   fake_kernel_t kernels[MAX_KERNELS];
   int32_t num_kernels;
   sluice_fake_graph_t* global_capture;
+  int64_t num_queued, num_streams[SLUICE_FAKE_CUDA_DEVICES]; /* so far */
+  char deadlock[400];                                        /* the first one; all calls fail after it */
 } sluice_fake_world_t;
 extern sluice_fake_world_t sluice_fake_world;
 
@@ -144,6 +148,8 @@ int sluice_fake_simple(void);
 int64_t sluice_fake_locked_count(const int64_t* counter);
 /* Releases the lock until something may have changed. */
 void sluice_fake_sleep(void);
+/* A wait of the host: calls is_over until it is true. Nonzero: a deadlock. */
+int sluice_fake_wait_until(int (*is_over)(const void* user), const void* user);
 void* sluice_fake_context_of(int32_t ordinal);
 
 /* fake_queues.c */
@@ -156,6 +162,9 @@ ticket_t* sluice_fake_new_ticket(const fake_stream_t* stream); /* two references
 void sluice_fake_drop_ticket(ticket_t* ticket);
 void sluice_fake_wait_for_ticket(fake_stream_t* stream, ticket_t* ticket);
 void sluice_fake_drop_queued(queued_t* item);
+int32_t sluice_fake_next_queue(int32_t ordinal); /* for a new stream */
+/* After work that can run has run: looks for queued work that waits for itself, and describes it. */
+int sluice_fake_is_deadlocked(void);
 
 /* fake_streams.c; NULL if there are no more */
 fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The fake driver's record of calls, and dry runs, which skip the work of large kernels and copies. */
+/* The fake driver: its record of calls; dry runs, which skip the work of large kernels and copies; hardware queues that
+ * streams share. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,4 +176,60 @@ TEST(KernelWork_EachKernelOfTheImage_IsKnown) {
   }
   int64_t units = 0, length = 0;
   assert_false(sluice_fake_kernel_work("sluice_unheard_of", ones, &units, &length));
+}
+
+/* ---- hardware queues ------------------------------------------------------------------------------------------- */
+
+/* Two operations on different streams. The first waits for the second. */
+typedef struct pair_s {
+  int has_run[2];
+} pair_t;
+static pair_t pair;
+static int is_other_done(void* user) { return user == NULL || pair.has_run[1]; }
+static int needs_other(const void* user, const void* other) { return user != NULL && other == NULL; }
+static void note_run(void* user) { pair.has_run[user == NULL] = 1; }
+
+/* Submits the first on a stream, the second on the eighth or ninth after it, and waits for the second. */
+static int wait_for_the_second(int32_t distance, int is_submitted, char* why, size_t bytes) {
+  const sluice_fake_op_t op = {.name = "the second", .ready = is_other_done, .waits_for = needs_other, .run = note_run};
+  sluice_fake_op_t first = op;
+  void* streams[10];
+  memset(&pair, 0, sizeof pair);
+  first.name = "the first", first.user = &pair;
+  for (int i = 0; i <= distance; ++i) streams[i] = sluice_fake_cuda_open_stream(0);
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_enqueue(streams[0], &first);
+  if (is_submitted) sluice_fake_cuda_enqueue(streams[distance], &op);
+  sluice_fake_cuda_unlock();
+  const int code = driver->cuStreamSynchronize(streams[is_submitted ? distance : 0]);
+  (void)sluice_fake_cuda_deadlocked(why, bytes);
+  if (code == 0) assert_true(pair.has_run[0] && pair.has_run[1]);
+  pair.has_run[1] = 1;
+  for (int i = 0; i <= distance; ++i) sluice_fake_cuda_close_stream(streams[i]);
+  return code;
+}
+
+TEST(Queues_NinthStreamSharesTheFirstOnesQueue_WorkThatWaitsForItIsADeadlock) {
+  enum { TIMED_OUT = 702 };
+  char why[400];
+  for (int round = 0; round < 4; ++round) {
+    assert_int_equal(open_driver(NULL), 0);
+    int code = 0;
+    if (round == 0) code = wait_for_the_second(7, 1, why, sizeof why);
+    if (round == 1) code = wait_for_the_second(8, 1, why, sizeof why);
+    sluice_fake_cuda_set_queues(9, round == 3);
+    if (round == 2) code = wait_for_the_second(8, 1, why, sizeof why);
+    if (round == 3) code = wait_for_the_second(8, 0, why, sizeof why);
+    sluice_fake_cuda_set_queues(8, 0);
+    print_message("%d %s\n", code, why);
+    assert_int_equal(code, round % 2 == 0 ? 0 : TIMED_OUT);
+    if (round == 1) {
+      assert_non_null(strstr(why, "the first (stream 9, queue 1 of device 0) waits for work of stream 17"));
+      assert_non_null(strstr(why, "the second (stream 17, queue 1 of device 0) comes in its queue after stream 9"));
+    }
+    if (round == 3) assert_non_null(strstr(why, "the host waits, and the first (stream 9"));
+    if (code == 0) assert_int_equal(close_driver(NULL), 0);
+    if (code != 0) assert_int_equal(driver->cuCtxPopCurrent_v2(&context), TIMED_OUT); /* as every later call */
+    sluice_fake_cuda_reset();
+  }
 }

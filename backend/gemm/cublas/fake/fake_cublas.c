@@ -186,7 +186,8 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
   sluice_fake_gemm_record(handle->stream, "grouped", g->problems, g->count);
   sluice_fake_op_enqueue(
       handle->stream,
-      &(sluice_fake_op_t){.run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});
+      &(sluice_fake_op_t){
+          .name = "GEMMs", .run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});
   return 0;
 }
 

@@ -107,5 +107,6 @@ void sluice_fake_gemm_enqueue(void* stream, const char* entry, const fake_gemm_t
   fake_gemm_t* kept = malloc(sizeof *kept);
   *kept = *p;
   sluice_fake_op_enqueue(
-      stream, &(sluice_fake_op_t){.run = run_one, .drop = free, .user = kept, .note = note_one, .again = one_again});
+      stream, &(sluice_fake_op_t){
+                  .name = "a GEMM", .run = run_one, .drop = free, .user = kept, .note = note_one, .again = one_again});
 }

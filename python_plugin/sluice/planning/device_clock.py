@@ -33,10 +33,12 @@ class Work:
 
 @dataclass
 class Stream:
-    """Has queue: works and ("record" | "wait", ticket), in order; running: whether the first work has begun."""
+    """queue: works and ("record" | "wait", ticket), in order; running: the first work has begun; priority: the lowest
+    number comes first, as in CUDA."""
 
     queue: deque[Any] = field(default_factory=deque)
     running: bool = False
+    priority: int = 0
 
 
 @dataclass
@@ -192,7 +194,7 @@ class Clock:
             return float(self.host[event[3]])
         if kind == "host_call":
             return float(self.host["call"])
-        if kind in ("mark", "host_wait", "host_drain", "header"):
+        if kind in ("mark", "priority", "host_wait", "host_drain", "header"):
             return 0.0
         if kind == "messages":
             return float(self.host["messages"] + event[6] * self.host["message"])
@@ -202,6 +204,9 @@ class Clock:
         """Completes a host call: blocks the host, or appends to the stream."""
         kind = event[0]
         if kind in ("mark", "host_call"):
+            return
+        if kind == "priority":
+            rank.streams.setdefault(event[2], Stream()).priority = event[3]
             return
         if kind == "header":
             rank.headers += 1

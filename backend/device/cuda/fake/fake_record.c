@@ -50,6 +50,7 @@ void sluice_fake_cuda_record(int on) {
   if (on) sluice_fake_forget_record();
   record.is_dry = is_dry;
   record.is_on = on;
+  if (on) sluice_fake_note_priorities();
   sluice_fake_cuda_unlock();
 }
 
@@ -122,6 +123,7 @@ static void write_event(FILE* out, const sluice_fake_event_t* e) {
                                       [SLUICE_FAKE_HOST_DRAIN] = "host_drain",
                                       [SLUICE_FAKE_HOST_CALL] = "host_call",
                                       [SLUICE_FAKE_HEADER] = "header",
+                                      [SLUICE_FAKE_PRIORITY] = "priority",
                                       [SLUICE_FAKE_MARK] = "mark"};
   fprintf(out, "[\"%s\", %d", kinds[e->kind], e->rank);
   switch (e->kind) {
@@ -146,6 +148,7 @@ static void write_event(FILE* out, const sluice_fake_event_t* e) {
     case SLUICE_FAKE_HOST_WAIT: fprintf(out, ", %lld, \"%s\"", (long long)e->ticket, e->name); break;
     case SLUICE_FAKE_HOST_DRAIN: fprintf(out, ", %d", e->stream); break;
     case SLUICE_FAKE_HEADER: break;
+    case SLUICE_FAKE_PRIORITY: fprintf(out, ", %d, %lld", e->stream, (long long)e->number); break;
     case SLUICE_FAKE_MARK:
     case SLUICE_FAKE_HOST_CALL: fprintf(out, ", \"%s\"", e->name); break;
   }

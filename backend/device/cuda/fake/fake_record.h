@@ -23,6 +23,7 @@ typedef enum sluice_fake_event_kind_e {
   SLUICE_FAKE_HOST_DRAIN, /* the host waits for a stream */
   SLUICE_FAKE_HOST_CALL, /* calls that a steady-state pass should not make: creation of memory, streams, events; name */
   SLUICE_FAKE_HEADER,    /* the hosts of all ranks exchange headers, each its n-th; no call of the driver */
+  SLUICE_FAKE_PRIORITY,  /* of a stream that is not the default, before all other events; number: below 0 */
   SLUICE_FAKE_MARK       /* a mark set by the host; name */
 } sluice_fake_event_kind_t;
 
@@ -59,6 +60,7 @@ int64_t sluice_fake_note_event(const sluice_fake_event_t* event, const sluice_fa
 /* Bytes that are counted until the next call belong to that event; -1: to none. */
 void sluice_fake_count_bytes_for(int64_t event);
 void sluice_fake_count_bytes(uint64_t bytes, int is_write);
+void sluice_fake_note_priorities(void); /* of all streams */
 int sluice_fake_is_dry(void);
 int sluice_fake_is_recorded(void);
 int sluice_fake_is_carried(uint64_t bytes); /* whether a copy or message of that size is executed */

@@ -44,6 +44,17 @@ int sluice_fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags
   return code;
 }
 
+void sluice_fake_note_priorities(void) {
+  for (int32_t i = 0; i < MAX_STREAMS; ++i) {
+    const fake_stream_t* stream = &sluice_fake_world.streams[i];
+    if (!stream->live || stream->priority == 0) continue;
+    (void)sluice_fake_note_event(
+        &(sluice_fake_event_t){
+            .kind = SLUICE_FAKE_PRIORITY, .rank = stream->ordinal, .stream = stream->index, .number = stream->priority},
+        NULL);
+  }
+}
+
 int sluice_fake_cuda_priority(void* stream) { return sluice_fake_stream_of(stream)->priority; }
 
 int32_t sluice_fake_stream_rank(void* stream) { return sluice_fake_stream_of(stream)->ordinal; }

@@ -70,8 +70,9 @@ static char* recorded(void) {
 TEST_FIXTURE(Record_CallsOfAStream_StandInTheirOrderWithTheirBytes, open_driver, close_driver) {
   char *rows = allocate(4096), *index = allocate(64), *out = allocate(4096), *spare = allocate(64);
   const int32_t of[4] = {3, 0, -1, 2};
-  void* event = NULL;
+  void *event = NULL, *urgent = NULL;
   memcpy(index, of, sizeof of);
+  assert_int_equal(driver->cuStreamCreateWithPriority(&urgent, SLUICE_CU_STREAM_NON_BLOCKING, -2), 0);
   assert_int_equal(driver->cuEventCreate(&event, SLUICE_CU_EVENT_DISABLE_TIMING), 0);
   sluice_fake_cuda_record(1);
   const sluice_gather_args_t args = {.src = rows,
@@ -91,11 +92,13 @@ TEST_FIXTURE(Record_CallsOfAStream_StandInTheirOrderWithTheirBytes, open_driver,
   char *text = recorded(), want[400];
   /* The launch reads an index of 16 bytes and three rows of 32 bytes (-1 is no row), and writes four rows. */
   snprintf(want, sizeof want,
-           "[\n[\"launch\", 0, %d, \"sluice_gather_rows\", 4, 32, 112, 128],\n"
+           "[\n[\"priority\", 0, %d, -2],\n[\"launch\", 0, %d, \"sluice_gather_rows\", 4, 32, 112, 128],\n"
            "[\"copy\", 0, %d, \"device\", 100],\n[\"record\", 0, %d, 1],\n"
            "[\"host_wait\", 0, 1, \"synchronize\"],\n[\"host_call\", 0, \"cuMemFree\"]\n]",
-           sluice_fake_stream_number(stream), sluice_fake_stream_number(stream), sluice_fake_stream_number(stream));
+           sluice_fake_stream_number(urgent), sluice_fake_stream_number(stream), sluice_fake_stream_number(stream),
+           sluice_fake_stream_number(stream));
   assert_string_equal(text, want);
+  assert_int_equal(driver->cuStreamDestroy_v2(urgent), 0);
   free(text);
   release(rows);
   release(index);

@@ -21,7 +21,12 @@ from sluice.planning import device_clock, device_prices, device_step, simulate_c
 from sluice.planning.errors import BadInput
 
 TABLE = Path(__file__).resolve().parent / "priced_steps.json"
-CASES = [(shape, ranks) for shape in device_step.SHAPES for ranks in (1, 8)]
+SIZES = [(1, 1), (8, 1), (8, 3)]  # ranks, chunks
+CASES = [
+    (f"{shape} {ranks}" + (f" in {chunks}" if chunks > 1 else ""), shape, ranks, chunks)
+    for shape in device_step.SHAPES
+    for ranks, chunks in SIZES
+]
 NEAR = 0.02  # of milliseconds
 
 
@@ -52,11 +57,13 @@ def table() -> dict[str, Any]:
     return json.loads(TABLE.read_text())
 
 
-@pytest.mark.parametrize("shape, ranks", CASES)
-def test_Step_OfAShape_CountsAndTimesAreTheTables(prices, table, shape: str, ranks: int) -> None:
-    step, _ = device_step.run(shape, ranks, 1, prices)
-    different = _differences(_row(step), table[f"{shape} {ranks}"])
-    assert not different, f"{shape} on {ranks}: {'; '.join(different)} (prices/README.md says how the table may change)"
+@pytest.mark.parametrize("name, shape, ranks, chunks", CASES)
+def test_Step_OfAShape_CountsAndTimesAreTheTables(
+    prices, table, name: str, shape: str, ranks: int, chunks: int
+) -> None:
+    step, _ = device_step.run(shape, ranks, chunks, prices)
+    different = _differences(_row(step), table[name])
+    assert not different, f"{name}: {'; '.join(different)} (prices/README.md says how the table may change)"
 
 
 # Row bytes of an earlier version, whose messages were not ordered by expert. At most three quarters may remain.
@@ -71,6 +78,11 @@ def test_Table_EightRanks_IsWithinTheBoundsOfAStep(table, shape: str) -> None:
     assert row["launches"] == table["mixtral 8"]["launches"], "launches depend on the number of experts"
     assert (row["groups"] <= 5, row["waits"], row["headers"]) == (True, 1, 2)
     assert row["row_bytes"] <= 0.75 * PACKED_BY_SOURCE[shape]
+    # Three chunks make at most three times as many launches and groups, but do not read more.
+    divided = table[f"{shape} 8 in 3"]
+    assert divided["forward_launches"] <= 3 * forward and divided["groups"] <= 3 * row["groups"]
+    assert divided["launches"] - divided["forward_launches"] <= 3 * 45
+    assert (divided["waits"], divided["headers"]) == (row["waits"], row["headers"])
 
 
 @pytest.mark.parametrize("shape", device_step.SHAPES)
@@ -327,7 +339,7 @@ def test_Command_Step_IsPrintedAsAModelAndItsCallsAreWritten(capsys, tmp_path, t
 
 def _update() -> None:
     prices = device_prices.load("h200")
-    rows = {f"{shape} {ranks}": _row(device_step.run(shape, ranks, 1, prices)[0]) for shape, ranks in CASES}
+    rows = {name: _row(device_step.run(*case, prices)[0]) for name, *case in CASES}
     lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(row)}" for case, row in rows.items())
     TABLE.write_text(f"{{\n{lines}\n}}\n")
 

@@ -22,13 +22,16 @@ LEAST = 1e-12  # seconds: tolerance for rounding
 
 @dataclass
 class Work:
-    """Describes a kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of SMs that it fills."""
+    """Describes a kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of the SMs that it can fill; block:
+    seconds of one of its blocks, which keeps its SM until it ends."""
 
     kind: str
     seconds: float
     share: float = 1.0
+    block: float = 0.0
     group: tuple[int, int] | None = None  # of an NCCL group: communicator, number
     left: float = 0.0
+    ahead_at: float = 0.0  # when blocks of lower priority that ran at its start have ended
 
 
 @dataclass
@@ -79,7 +82,7 @@ def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Wo
         turns * steps * price["step_seconds"],
     )
     blocks = math.ceil(units / 8)
-    return Work(price["kind"], seconds, min(1.0, blocks / sms))
+    return Work(price["kind"], seconds, min(1.0, blocks / sms), seconds / max(1, turns))
 
 
 def gemms(
@@ -110,10 +113,10 @@ def gemms(
         whole = len(listed) == 1
         seconds = math.ceil(tiles / sms) * longest if whole else max(total / sms + longest / 2, longest)
         if best is None or seconds < best[0]:
-            best = (seconds, min(sms, tiles) / all_sms)
+            best = (seconds, min(sms, tiles) / all_sms, longest)
     if best is None:
         raise BadInput(f"a GEMM by {entry} has no tiles")
-    return Work(GEMMS, price["call_seconds"] + max(best[0], moved / price["bytes_per_second"]), best[1])
+    return Work(GEMMS, price["call_seconds"] + max(best[0], moved / price["bytes_per_second"]), *best[1:])
 
 
 class Clock:
@@ -255,7 +258,7 @@ class Clock:
         elif kind == "messages":
             key = (event[3], event[4])
             share = self.prices.data["link"]["sms"] / self.prices.data["sms"]
-            work = Work(LINK, self.group_seconds[key], share, key)
+            work = Work(LINK, self.group_seconds[key], share, group=key)
         elif kind == "copy":
             work = Work(COPIES, copy["least_seconds"] + event[4] / copy[event[3]], 0.0)
         elif kind == "fill":
@@ -276,6 +279,8 @@ class Clock:
                 if isinstance(head, Work):
                     if not self._may_begin(index, head):
                         break
+                    lower = [w.block for s, w in self._running(rank) if s.priority > stream.priority]
+                    head.ahead_at = self.now + max(lower, default=0.0)
                     stream.running = moved = True
                     continue
                 if head[0] == "wait" and not self._has_passed(rank, head[1]):
@@ -304,9 +309,21 @@ class Clock:
     def _running(self, rank: Rank) -> list[tuple[Stream, Work]]:
         return [(stream, stream.queue[0]) for stream in rank.streams.values() if stream.running]
 
-    def _rate(self, running: list[tuple[Stream, Work]]) -> float:
-        """Returns the speed of each work, as concurrent works share the SMs. 1: as if it ran alone."""
-        return 1 / max(1.0, sum(work.share for _, work in running))
+    def _rates(self, running: list[tuple[Stream, Work]]) -> list[float]:
+        """Returns the speed of each work, as concurrent works share the SMs. 1: as if it ran alone.
+
+        A GPU gives an SM that becomes free to a block of the stream of highest priority, and interrupts no block. So a
+        work takes its share before works of lower priority do, once blocks that ran at its start have ended. Until
+        then, it shares with them.
+        """
+        last = max((stream.priority for stream, _ in running), default=0)
+        levels = [stream.priority if work.ahead_at <= self.now + LEAST else last for stream, work in running]
+        free, rate_of = 1.0, {}
+        for level in sorted(set(levels)):
+            wanted = sum(work.share for (_, work), own in zip(running, levels) if own == level)
+            rate_of[level] = min(1.0, free / wanted) if wanted > 0 else 1.0
+            free = max(0.0, free - wanted)
+        return [rate_of[level] for level in levels]
 
     def _next(self) -> float | None:
         """Returns the seconds until the next event. None: there is none."""
@@ -315,20 +332,21 @@ class Clock:
             if rank.pending is not None and rank.blocked is None:
                 times.append(rank.at - self.now)
             running = self._running(rank)
-            rate = self._rate(running)
-            times += [work.left / rate for _, work in running]
+            rates = self._rates(running)
+            times += [work.left / rate for (_, work), rate in zip(running, rates) if rate > 0]
+            times += [work.ahead_at - self.now for _, work in running if work.ahead_at > self.now + LEAST]
         return max(0.0, min(times)) if times else None
 
     def _advance(self, step: float) -> None:
+        rates_of = [self._rates(self._running(rank)) for rank in self.ranks]
         self.now += step
         for index, rank in enumerate(self.ranks):
             running = self._running(rank)
             if not running:
                 continue
-            rate = self._rate(running)
             rank.busy += step
             rank.filled += step * min(1.0, sum(work.share for _, work in running))
-            for stream, work in running:
+            for (stream, work), rate in zip(running, rates_of[index]):
                 work.left -= step * rate
                 if work.left > LEAST:
                     continue

@@ -187,6 +187,21 @@ def test_Clock_OneStream_AddsAndTwoShareTheSms(prices) -> None:
     assert _seconds(free, *few) == pytest.approx(one, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "units, priority, wanted",
+    [
+        (8448 * 100, 0, 0.3125e-3),  # a quarter of the SMs for 0.25 ms, next to work for all: 0.8 of its speed
+        (8448 * 100, -1, 0.25e-3),  # that work has short blocks, which soon make room
+        (8448, -1, 0.3125e-3),  # each of its blocks runs for a millisecond
+    ],
+)
+def test_Clock_WorkOfHigherPriority_GoesAheadAsBlocksEnd(prices, units: int, priority: int, wanted: float) -> None:
+    events = [["priority", 0, 2, priority], _launch(0, 1, units), _launch(0, 2, 8 * 33, 900_000_000)]
+    result = device_step.priced(_prices(prices), [*events, ["record", 0, 2, 7]])
+    assert result.ranks[0].done[7] == pytest.approx(wanted, rel=0.02)
+    assert result.seconds == pytest.approx(1.0625e-3, rel=0.01)  # no work is lost
+
+
 def test_Clock_EventsOrderStreams_AndOldOnesHavePassed(prices) -> None:
     free = _prices(prices)
     chain = [_launch(0, 0, 8), ["record", 0, 0, 7], ["wait", 0, 1, 7], _launch(0, 1, 8)]

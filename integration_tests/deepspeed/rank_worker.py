@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of `rank_harness.Ranks`: imports the host, joins the group, then runs its commands, line by line."""
+"""One rank of `rank_harness.Ranks`: joins the group, then runs its commands, line by line. The script is a rank with
+DeepSpeed."""
 
 from __future__ import annotations
 
@@ -7,55 +8,75 @@ import ctypes
 import faulthandler
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
 import traceback
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 
-def _error(error: BaseException) -> dict[str, Any]:
-    return {"error": {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}}
+def _never_outlive() -> None:
+    """Makes this process end with its parent, which is the tests or a rank, even inside a collective."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def main() -> None:
-    """Runs the rank. Replies go to an inherited descriptor, so that any code may print."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: dies with the tests, even inside a collective
+def main(prepare: Callable[[], Any] | None = None, joined: Callable[[], Any] | None = None) -> None:
+    """Runs the rank. Replies go to an inherited descriptor, so that any code may print.
+
+    prepare: runs before torch's import; joined: runs after the rank has joined the group
+    """
+    _never_outlive()
+    os.register_at_fork(after_in_child=_never_outlive)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # sent by the harness to a hanging rank
     replies = os.fdopen(int(sys.argv[1]), "w")
 
-    def reply(value: dict[str, Any]) -> None:
+    def answer(action: Callable[[], Any]) -> None:
+        try:
+            value = {"result": action()}
+        except Exception as error:
+            text = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
+            value = {"error": text}
         replies.write(json.dumps(value) + "\n")
         replies.flush()
 
-    try:
-        sys.path.insert(0, str(Path(__file__).resolve().parent))
-        import deepspeed
+    def start() -> None:
         import rank_group
+
+        if prepare is not None:
+            prepare()
         import torch
 
-        # DeepSpeed uses its shared-memory op only for small all-reduces of inference. Without a cache it compiles for a
-        # minute, and a build that is killed leaves a lock on which every later run waits forever.
-        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         torch.set_num_threads(1)
         rank_group.seed_the_cpu_alone()
         rank_group.join(int(sys.argv[2]))
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # uses the existing group
-        reply({"result": None})
-    except BaseException as error:
-        reply(_error(error))
-        raise
+        if joined is not None:
+            joined()
+
+    answer(start)
     for line in sys.stdin:
         order = json.loads(line)
         module, _, function = order["target"].partition(":")
-        try:
-            reply({"result": getattr(importlib.import_module(module), function)(**order["arguments"])})
-        except Exception as error:
-            reply(_error(error))
+        answer(lambda: getattr(importlib.import_module(module), function)(**order["arguments"]))  # noqa: B023
+    for child in multiprocessing.active_children():  # some hosts write checkpoints in child processes
+        child.kill()
     # Do not end the process group: a rank whose peers were killed would wait.
     os._exit(0)
 
 
+def _import_deepspeed() -> None:
+    importlib.import_module("deepspeed")
+    # DeepSpeed uses its shared-memory op only for small all-reduces of inference. Without a cache it compiles for a
+    # minute, and a build that is killed leaves a lock on which every later run waits forever.
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+
+
+def _use_the_group() -> None:
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+
+
 if __name__ == "__main__":
-    main()
+    main(_import_deepspeed, _use_the_group)

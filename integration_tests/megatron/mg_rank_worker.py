@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one rank of mg_ranks.MegatronRanks: the transformers tests' worker, under the CPU shim."""
+"""Runs one rank of mg_ranks.MegatronRanks: the DeepSpeed tests' worker, under the CPU shim."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "transformers")]
-from tf_rank_worker import main  # noqa: E402
+sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]
+from rank_worker import main  # noqa: E402
 
 
 def _prepare() -> None:

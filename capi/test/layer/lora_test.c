@@ -111,7 +111,7 @@ TEST(Lora_DtypesAndLayouts_MatchTheDenseLayer) {
 
 /* If packed factors do not fit their buffer, they are packed in turns of neighbouring experts. */
 TEST(Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer) {
-  for (int32_t i = 0; i < 4; ++i) {
+  for (int32_t i = 0; i < 4; i += case_run == world_run ? 1 : 3) { /* fakes are slow */
     case_t c = adapted_case(SLUICE_GATED_HALVES, members[SLUICE_GATED_HALVES][i & 1]);
     c.model_width = 320, c.hidden_width = 160, c.lora_rank = 200, c.lora_odd = 1 + (i >> 1);
     c.tokens[0] = 24, c.num_experts = 6;

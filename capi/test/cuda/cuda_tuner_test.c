@@ -82,7 +82,9 @@ static void run(void (*body)(rank_t*, rig_t*)) {
 }
 
 TEST(CudaTuner_AllRanksChooseTheSameByTimesOfEvents) {
-  run(train);
+  /* Times are real. On a loaded machine those of the first passes may rule out all candidates but one. */
+  found[0].tuned.num_switches = 0;
+  for (int tries = 0; tries < 4 && found[0].tuned.num_switches == 0; ++tries) run(train);
   int32_t least = found[0].num_chunks[0], most = least;
   for (int r = 0; r < RANKS; ++r) {
     assert_memory_equal(found[r].num_chunks, found[0].num_chunks, sizeof found->num_chunks);

@@ -62,21 +62,34 @@ static const char* const kernel_names[SLUICE_CUDA_NUM_KERNELS] = {
 #undef KERNEL_DTYPES
 };
 
+/* Looks a kernel up for its first launch, when the driver may load it: a capture does not allow that, and would become
+ * invalid. */
+static sluice_status_t look_up(const cuda_device_t* device, int32_t kernel, sluice_stream_t stream, void** out_kernel) {
+  int state = SLUICE_CU_CAPTURE_NONE;
+  CU_TRY(device, cuStreamIsCapturing(stream, &state), "the state of the stream of %s is unknown", kernel_names[kernel]);
+  if (state != SLUICE_CU_CAPTURE_NONE) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "cuda: the stream is being captured into a graph, but %s has not run outside of a capture yet: "
+                       "run the same call once before the capture",
+                       kernel_names[kernel]);
+  }
+  CU_TRY(device, cuLibraryGetKernel(out_kernel, device->library, kernel_names[kernel]),
+         "the kernel %s is not in the image", kernel_names[kernel]);
+  return SLUICE_OK;
+}
+
 static sluice_status_t launch(cuda_device_t* device, int32_t kernel, sluice_stream_t stream, const void* args,
                               int64_t units) {
   const int64_t warps_per_block = SLUICE_CUDA_BLOCK / SLUICE_CUDA_WARP, most = 1 << 20;
   if (units <= 0) return SLUICE_OK;
-  if (device->kernels[kernel] == NULL) {
-    CU_TRY(device, cuLibraryGetKernel(&device->kernels[kernel], device->library, kernel_names[kernel]),
-           "the kernel %s is not in the image", kernel_names[kernel]);
-  }
+  void* loaded = device->kernels[kernel];
+  if (loaded == NULL) SLUICE_TRY(look_up(device, kernel, stream, &loaded));
   int64_t blocks = sluice_min(sluice_ceil_div(units, warps_per_block), most); /* then each warp takes several units */
   void* parameters[1] = {(void*)(uintptr_t)args};
   ++device->stats.num_launches;
-  CU_TRY(device,
-         cuLaunchKernel(device->kernels[kernel], (unsigned)blocks, 1, 1, SLUICE_CUDA_BLOCK, 1, 1, 0, stream, parameters,
-                        NULL),
+  CU_TRY(device, cuLaunchKernel(loaded, (unsigned)blocks, 1, 1, SLUICE_CUDA_BLOCK, 1, 1, 0, stream, parameters, NULL),
          "launch of %s over %lld units", kernel_names[kernel], (long long)units);
+  device->kernels[kernel] = loaded;
   return SLUICE_OK;
 }
 

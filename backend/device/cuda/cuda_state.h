@@ -40,7 +40,7 @@ typedef struct cuda_device_s {
   int device; /* the driver's handle */
   void* context;
   void* library;
-  void* kernels[SLUICE_CUDA_NUM_KERNELS]; /* looked up on first launch */
+  void* kernels[SLUICE_CUDA_NUM_KERNELS]; /* set by the first launch that succeeds */
   pid_t pid;
   /* Streams and events, kept between passes. */
   void* lanes[SLUICE_NUM_LANES]; /* [compute] is the host's stream of the current pass */

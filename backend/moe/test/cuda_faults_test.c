@@ -576,8 +576,9 @@ TEST(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs) {
 static uint64_t digests[4];
 static void round_of_rank(rank_t* r, rig_t* rig) { r->status = rig_round(rig, &digests[r->rank]); }
 
-/* No wait relies on streams that are independent: all work of a device may run in the order of submission. */
-TEST(CudaLayer_AllStreamsInOneQueue_SameBits) {
+/* No wait relies on streams that are independent: all work of a device may run in the order of submission, and the
+ * first launch of a kernel may wait for it. */
+TEST(CudaLayer_AllStreamsInOneQueueAndLoadsThatWait_SameBits) {
   static const int32_t world_sizes[] = {1, 2, 4};
   sluice_moe_config_t configs[3] = {config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD), config_under_capacity(),
                                     config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE)};
@@ -594,8 +595,10 @@ TEST(CudaLayer_AllStreamsInOneQueue_SameBits) {
     memcpy(want, digests, sizeof want);
     memset(digests, 0, sizeof digests);
     sluice_fake_cuda_set_queues(1, 0);
+    sluice_fake_cuda_set_load_waits(1);
     run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
     sluice_fake_cuda_set_queues(8, 0);
+    sluice_fake_cuda_set_load_waits(0);
     for (int32_t r = 0; r < world_size; ++r) assert_true(digests[r] == want[r]);
   }
 }

@@ -9,6 +9,8 @@
  * only streams, events and host waits, never the time at which something ran: hazards() counts pairs of conflicting
  * accesses without an order.
  *
+ * Kernels are loaded lazily, by the first launch of a kernel of a library on a device, which a capture does not allow.
+ *
  * Thread-safe, so that ranks may be threads. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
@@ -84,6 +86,8 @@ int32_t sluice_fake_current_device(void); /* of the calling thread's context; -1
  * queue executes work in the order of submission, each item to its end. For streams that are opened from now on, also
  * after a reset. has_one_host: a wait of the host that no submitted work can end is a deadlock. */
 void sluice_fake_cuda_set_queues(int32_t queues, int32_t has_one_host);
+/* From now on loading a kernel waits until its device is idle, as a real driver may; also after a reset. */
+void sluice_fake_cuda_set_load_waits(int waits);
 /* Whether work waits for itself, by events, messages and queues: then waits of the host end, and each call fails with
  * 702. `out` describes it. */
 int sluice_fake_cuda_deadlocked(char* out, size_t out_bytes);

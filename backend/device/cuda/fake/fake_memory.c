@@ -119,7 +119,7 @@ int sluice_fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   return code;
 }
 
-static int is_idle(const void* of_device) {
+int sluice_fake_is_idle(const void* of_device) {
   const int32_t ordinal = *(const int32_t*)of_device;
   for (int i = 0; i < MAX_STREAMS; ++i) {
     const fake_stream_t* stream = &sluice_fake_world.streams[i];
@@ -142,7 +142,7 @@ int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   int code = sluice_fake_planned_once("cuMemFree");
   if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   const int32_t ordinal = ordinal_of(data);
-  (void)sluice_fake_wait_until(is_idle, &ordinal);
+  (void)sluice_fake_wait_until(sluice_fake_is_idle, &ordinal);
   int freed = give_block(data);
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
@@ -156,7 +156,7 @@ int sluice_fake_cuCtxSynchronize(void) {
   ++sluice_fake_world.host_waits;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   const int32_t ordinal = sluice_fake_current_device();
-  if (code == 0) code = sluice_fake_wait_until(is_idle, &ordinal);
+  if (code == 0) code = sluice_fake_wait_until(sluice_fake_is_idle, &ordinal);
   sluice_fake_cuda_unlock();
   return code;
 }

@@ -7,8 +7,6 @@
 
 #include "backend/device/cuda/fake/fake_world.h"
 
-static char library;
-
 typedef struct copy_s {
   void* to;
   const void* from; /* NULL: fill */
@@ -101,33 +99,37 @@ int sluice_fake_cuLibraryLoadData(void** out_library, const void* image, int* ji
   int code = sluice_fake_planned();
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
-    *out_library = &library;
+    fake_library_t* library = calloc(1, sizeof *library);
+    library->is_live = 1;
+    library->next = sluice_fake_world.libraries;
+    *out_library = sluice_fake_world.libraries = library;
     ++sluice_fake_world.num_libraries;
   }
   sluice_fake_cuda_unlock();
   return code;
 }
 int sluice_fake_cuLibraryUnload(void* handle) {
-  (void)handle;
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
+  ((fake_library_t*)handle)->is_live = 0;
   --sluice_fake_world.num_libraries;
   sluice_fake_cuda_unlock();
   return code;
 }
 int sluice_fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* name) {
+  fake_library_t* library = handle;
   fake_kernel_t kernel = {.fn = NULL};
   snprintf(kernel.name, sizeof kernel.name, "%s", name);
   kernel.fn = sluice_emulated_kernel(name, &kernel.args_bytes);
-  if (handle != &library || kernel.fn == NULL) return NOT_FOUND;
+  if (!library->is_live || kernel.fn == NULL) return NOT_FOUND;
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   int32_t i = 0;
-  while (i < sluice_fake_world.num_kernels && sluice_fake_world.kernels[i].fn != kernel.fn) ++i;
+  while (i < library->num_kernels && library->kernels[i].fn != kernel.fn) ++i;
   assert(i < MAX_KERNELS);
-  if (i == sluice_fake_world.num_kernels) sluice_fake_world.kernels[sluice_fake_world.num_kernels++] = kernel;
+  if (i == library->num_kernels) library->kernels[library->num_kernels++] = kernel;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  if (code == 0) *out_kernel = &sluice_fake_world.kernels[i];
+  if (code == 0) *out_kernel = &library->kernels[i];
   sluice_fake_cuda_unlock();
   return code;
 }
@@ -135,11 +137,23 @@ int sluice_fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* 
 int sluice_fake_cuda_has_kernel(const char* name) {
   int found = 0;
   sluice_fake_cuda_lock();
-  for (int32_t i = 0; i < sluice_fake_world.num_kernels; ++i) {
-    found |= strcmp(sluice_fake_world.kernels[i].name, name) == 0;
+  for (const fake_library_t* library = sluice_fake_world.libraries; library != NULL; library = library->next) {
+    for (int32_t i = 0; i < library->num_kernels; ++i) found |= strcmp(library->kernels[i].name, name) == 0;
   }
   sluice_fake_cuda_unlock();
   return found;
+}
+
+static int load_waits;
+void sluice_fake_cuda_set_load_waits(int waits) { load_waits = waits; }
+
+/* Loads a kernel before its first launch on a device, as with CUDA_MODULE_LOADING=LAZY. */
+static int load(fake_kernel_t* kernel, const fake_stream_t* stream) {
+  if (kernel->is_loaded[stream->ordinal]) return 0;
+  if (sluice_fake_spoils(stream)) return CAPTURE_UNSUPPORTED;
+  const int code = load_waits ? sluice_fake_wait_until(sluice_fake_is_idle, &stream->ordinal) : 0;
+  kernel->is_loaded[stream->ordinal] = code == 0;
+  return code;
 }
 
 typedef struct launch_s {
@@ -198,7 +212,7 @@ static int64_t note_launch_event(const launch_t* launch, const fake_stream_t* st
 int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                                unsigned int block_x, unsigned int block_y, unsigned int block_z,
                                unsigned int shared_bytes, void* stream, void** parameters, void** extra) {
-  const fake_kernel_t* kernel = function;
+  fake_kernel_t* kernel = function;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x % 32 != 0 || block_x > 1024 || block_y != 1 ||
       block_z != 1 || shared_bytes != 0 || extra != NULL || kernel->args_bytes > 4096) {
@@ -207,6 +221,7 @@ int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
   if (sluice_fake_stream_of(stream)->ordinal != sluice_fake_current_device()) return INVALID_HANDLE;
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
+  if (code == 0) code = load(kernel, sluice_fake_stream_of(stream));
   if (code == 0) {
     launch_t* launch = calloc(1, sizeof *launch);
     launch->fn = kernel->fn;

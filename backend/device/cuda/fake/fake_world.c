@@ -164,6 +164,10 @@ void sluice_fake_cuda_reset(void) {
     sluice_fake_release_block(&sluice_fake_world.blocks[i]);
   }
   sluice_fake_forget_record();
+  for (fake_library_t *library = sluice_fake_world.libraries, *next; library != NULL; library = next) {
+    next = library->next;
+    free(library);
+  }
   free(sluice_fake_world.accesses);
   free(sluice_fake_world.clocks);
   memset(&sluice_fake_world, 0, sizeof sluice_fake_world);

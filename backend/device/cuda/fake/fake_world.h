@@ -7,7 +7,7 @@
  * fake_streams.c  streams and events
  * fake_graphs.c   capture
  * fake_memory.c   memory of devices, pinned and registered memory
- * fake_work.c     copies and launches
+ * fake_work.c     copies, kernels and their launches
  * fake_hazards.c  accesses, and pairs of them without an order (kernel_accesses.c: accesses of kernels)
  * fake_record.c   calls as data, and what a dry run omits (kernel_work.c: the amount of work of kernels) */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
@@ -101,8 +101,15 @@ typedef struct fake_kernel_s {
   char name[64];
   sluice_emulated_kernel_fn_t fn;
   size_t args_bytes;
+  int32_t is_loaded[SLUICE_FAKE_CUDA_DEVICES];
 } fake_kernel_t;
 enum { MAX_KERNELS = 128 };
+
+typedef struct fake_library_s { /* kept until the reset */
+  struct fake_library_s* next;
+  int32_t is_live, num_kernels;
+  fake_kernel_t kernels[MAX_KERNELS];
+} fake_library_t;
 
 typedef struct sluice_fake_world_s {
   int version;
@@ -125,8 +132,7 @@ typedef struct sluice_fake_world_s {
   access_t* accesses;
   fake_clock_t* clocks;
   int64_t num_accesses, room_accesses, num_clocks, room_clocks, num_blocks, num_graphs, num_tickets;
-  fake_kernel_t kernels[MAX_KERNELS];
-  int32_t num_kernels;
+  fake_library_t* libraries;
   sluice_fake_graph_t* global_capture;
   int64_t num_queued, num_streams[SLUICE_FAKE_CUDA_DEVICES]; /* so far */
   char deadlock[400];                                        /* the first one; all calls fail after it */
@@ -182,6 +188,7 @@ int sluice_fake_wait_in_capture(fake_stream_t* stream, const fake_event_t* event
 /* fake_memory.c */
 int64_t sluice_fake_block_number(const char* data); /* 0: not memory of the driver */
 int sluice_fake_is_on_device(const char* data);
+int sluice_fake_is_idle(const void* ordinal);   /* whether no stream of that device has work */
 void sluice_fake_release_block(block_t* block); /* its memory, unless the caller owns it */
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_ */

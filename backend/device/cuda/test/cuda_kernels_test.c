@@ -362,7 +362,7 @@ TEST(PackMatrices_AnyDtypeShapeAlignment_AreCopies) { sweep(pack_case); }
 TEST(Launch_Fails_IsReportedByLeaveOnce) {
   float x[2] = {1, 2}, b[1] = {1};
   sluice_fake_cuda_fail_call(0, 719);
-  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* the look-up of the kernel fails */
+  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* before its look-up */
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* nothing is launched after a failure */
   assert_true(x[0] == 1 && x[1] == 2);
   assert_int_equal(sluice_cuda_leave(device), SLUICE_E_EXTERNAL);
@@ -371,6 +371,46 @@ TEST(Launch_Fails_IsReportedByLeaveOnce) {
   assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b);
   assert_true(x[0] == 2 && x[1] == 3);
+}
+
+/* The driver loads a kernel at its first launch, which would invalidate a capture. */
+TEST(Launch_FirstInACapture_IsRefusedByNameAndTheCaptureIsUsable) {
+  float x[1] = {1}, b[1] = {1};
+  void* stream = sluice_fake_cuda_open_stream(0);
+  for (int round = 0; round < 2; ++round) {
+    sluice_fake_graph_t* graph = NULL;
+    sluice_fake_cuda_begin_capture(stream);
+    cuda->add_bias(stream, SLUICE_DTYPE_F32, 1, 1, x, b);
+    if (round == 0) {
+      REFUSED(sluice_cuda_leave(device), SLUICE_E_STATE, "sluice_add_bias_f32 has not run outside of a capture yet");
+      assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
+    }
+    assert_int_equal(sluice_fake_cuda_end_capture(stream, &graph), 0);
+    sluice_fake_cuda_launch_graph(graph, stream);
+    assert_true(x[0] == (round == 0 ? 1 : 3));
+    cuda->add_bias(stream, SLUICE_DTYPE_F32, 1, 1, x, b);
+    assert_true(x[0] == (round == 0 ? 2 : 4));
+    sluice_fake_cuda_destroy_graph(graph);
+  }
+  sluice_fake_cuda_close_stream(stream);
+}
+
+/* A look-up whose launch failed has not loaded the kernel. */
+TEST(Launch_FirstFails_IsLookedUpAgain) {
+  float x[1] = {1}, b[1] = {1};
+  sluice_fake_cuda_fail_call(2, 719); /* after the state of the stream and the look-up */
+  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 1, 1, x, b);
+  assert_int_equal(sluice_cuda_leave(device), SLUICE_E_EXTERNAL);
+  assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
+  void* stream = sluice_fake_cuda_open_stream(0);
+  sluice_fake_graph_t* graph = NULL;
+  sluice_fake_cuda_begin_capture(stream);
+  cuda->add_bias(stream, SLUICE_DTYPE_F32, 1, 1, x, b);
+  assert_int_equal(sluice_cuda_leave(device), SLUICE_E_STATE);
+  assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
+  assert_int_equal(sluice_fake_cuda_end_capture(stream, &graph), 0);
+  sluice_fake_cuda_destroy_graph(graph);
+  sluice_fake_cuda_close_stream(stream);
 }
 
 TEST(Launch_OutsideEnter_DoesNothing) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The fake driver: its record of calls; dry runs, which skip the work of large kernels and copies; hardware queues that
- * streams share. */
+ * streams share; kernels that are loaded lazily. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,4 +235,45 @@ TEST(Queues_NinthStreamSharesTheFirstOnesQueue_WorkThatWaitsForItIsADeadlock) {
     if (code != 0) assert_int_equal(driver->cuCtxPopCurrent_v2(&context), TIMED_OUT); /* as every later call */
     sluice_fake_cuda_reset();
   }
+}
+
+/* ---- kernels that are loaded lazily ---------------------------------------------------------------------------- */
+
+/* The first launch loads the kernel: it invalidates a capture, and may wait for the device, here for work that the same
+ * host would submit later. */
+TEST(LazyLoading_FirstLaunch_SpoilsACaptureAndMayWaitForTheDevice) {
+  const sluice_words_args_t args = {0};
+  const sluice_fake_op_t blocked = {.name = "a blocked op", .ready = is_other_done};
+  void *kernel = NULL, *parameters[1] = {(void*)(uintptr_t)&args};
+  sluice_fake_graph_t* graph = NULL;
+  char why[400];
+  assert_int_equal(open_driver(NULL), 0);
+  assert_int_equal(driver->cuLibraryGetKernel(&kernel, library, "sluice_write_words"), 0);
+  for (int is_loaded = 0; is_loaded < 2; ++is_loaded) {
+    sluice_fake_cuda_begin_capture(stream);
+    const int code = driver->cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
+    assert_int_equal(code, is_loaded ? 0 : 900);
+    assert_int_equal(sluice_fake_cuda_end_capture(stream, &graph), is_loaded ? 0 : 901);
+    sluice_fake_cuda_destroy_graph(graph);
+    launch("sluice_write_words", &args, 1);
+  }
+  sluice_fake_op_t op = blocked;
+  op.user = &pair;
+  memset(&pair, 0, sizeof pair);
+  sluice_fake_cuda_set_queues(8, 1);
+  sluice_fake_cuda_set_load_waits(1);
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_enqueue(stream, &op);
+  sluice_fake_cuda_unlock();
+  launch("sluice_write_words", &args, 1); /* loaded: does not wait */
+  assert_int_equal(driver->cuLibraryGetKernel(&kernel, library, "sluice_gather_scalars"), 0);
+  assert_int_equal(driver->cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, stream, parameters, NULL), 702);
+  assert_true(sluice_fake_cuda_deadlocked(why, sizeof why));
+  assert_non_null(strstr(why, "a blocked op"));
+  sluice_fake_cuda_set_load_waits(0);
+  sluice_fake_cuda_set_queues(8, 0);
+  pair.has_run[1] = 1;
+  sluice_fake_cuda_close_stream(stream);
+  assert_int_equal(driver->cuCtxPopCurrent_v2(&context), 702);
+  sluice_fake_cuda_reset();
 }

@@ -105,7 +105,8 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   return 0;
 }
 
-/* The tables of pointers are device memory, which is read when the call runs, not when it is made. */
+/* The arrays on the host are read at the call. The tables of pointers are device memory, which is read when the call
+ * runs, and at each launch of a graph that contains it. */
 typedef struct grouped_s {
   const void* const* a;
   const void* const* b;
@@ -134,6 +135,8 @@ static void run_grouped(void* user) {
 
 static void note_grouped(void* user, const sluice_fake_moment_t* moment) {
   grouped_t* g = user;
+  const void* const tables[] = {g->a, g->b, (const void*)g->c};
+  for (int i = 0; i < 3; ++i) sluice_fake_cuda_note_at(moment, tables[i], (uint64_t)g->count * sizeof(void*), 0);
   for (int i = 0; i < g->count; ++i) g->problems[i].moment = *moment;
 }
 

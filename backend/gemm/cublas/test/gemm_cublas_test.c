@@ -494,4 +494,65 @@ TEST(Calls_NthFails_LeaksNothingAndSaysSo) {
   }
 }
 
+/* ---- the fake's grouped calls ---------------------------------------------------------------------------------- */
+
+static int is_open;
+static int ready(void* user) { return user == NULL && is_open; }
+
+/* The arguments of a grouped call of one GEMM: c[0] = a b. */
+typedef struct grouped_call_s {
+  int op, one, size;
+  float alpha, beta;
+  void** table; /* of A, B and C, in device memory */
+} grouped_call_t;
+
+static void call_grouped(const sluice_cublas_symbols_t* s, void* handle, const grouped_call_t* g) {
+  assert_int_equal(s->cublasGemmGroupedBatchedEx(
+                       handle, &g->op, &g->op, &g->one, &g->one, &g->one, &g->alpha, (const void* const*)g->table,
+                       SLUICE_CUBLAS_R_32F, &g->one, (const void* const*)(g->table + 1), SLUICE_CUBLAS_R_32F, &g->one,
+                       &g->beta, g->table + 2, SLUICE_CUBLAS_R_32F, &g->one, 1, &g->size, SLUICE_CUBLAS_COMPUTE_32F),
+                   0);
+}
+
+/* The caller may change arrays of the host after the call, but the table of pointers only after the call has run. */
+TEST(FakeCublas_GroupedCall_ReadsTheHostAtTheCallAndTheTableWhenItRuns) {
+  const sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
+  const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
+  void *handle = NULL, *stream = sluice_fake_cuda_open_stream(0), *other = sluice_fake_cuda_open_stream(0);
+  float x = 3, c[2] = {0, 0};
+  char text[200];
+  grouped_call_t call = {SLUICE_CUBLAS_OP_N, 1, 1, 1, 0, sluice_fake_cuda_take(0, 3 * sizeof(void*))};
+  call.table[0] = call.table[1] = &x, call.table[2] = &c[0];
+  assert_int_equal(symbols.cublasCreate_v2(&handle), 0);
+  assert_int_equal(symbols.cublasSetStream_v2(handle, stream), 0);
+  assert_int_equal(symbols.cublasSetWorkspace_v2(handle, call.table, 256), 0);
+  is_open = 0;
+  sluice_fake_cuda_lock();
+  sluice_fake_cuda_enqueue(stream, &(sluice_fake_op_t){.name = "a gate", .ready = ready});
+  sluice_fake_cuda_unlock();
+  call_grouped(&symbols, handle, &call);
+  call.op = call.one = call.size = -7, call.alpha = call.beta = 99;
+  call.table[2] = &c[1]; /* too early */
+  is_open = 1;
+  assert_true(sluice_fake_cuda_idle(stream));
+  assert_true(c[0] == 0 && c[1] == 9);
+  /* The same as work: a fill of the table on another stream, then in the order of the call's stream. */
+  for (int is_ordered = 0; is_ordered < 2; ++is_ordered) {
+    call = (grouped_call_t){SLUICE_CUBLAS_OP_N, 1, 1, 1, 0, call.table};
+    call.table[0] = call.table[1] = &x, call.table[2] = &c[0];
+    assert_true(sluice_fake_cuda_idle(stream));
+    sluice_fake_cuda_forget_accesses();
+    call_grouped(&symbols, handle, &call);
+    assert_int_equal(driver->cuMemsetD8Async((unsigned long long)(uintptr_t)call.table, 0xa5, 3 * sizeof(void*),
+                                             is_ordered ? stream : other),
+                     0);
+    assert_int_equal(sluice_fake_cuda_hazards(text, sizeof text), !is_ordered);
+    print_message("%s\n", text);
+  }
+  assert_int_equal(symbols.cublasDestroy_v2(handle), 0);
+  sluice_fake_cuda_give(call.table);
+  sluice_fake_cuda_close_stream(stream);
+  sluice_fake_cuda_close_stream(other);
+}
+
 int main(void) { return run_cases_each(set_up, tear_down); }

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the rows of a host on two ranks, and checks their results."""
+"""The tests of each host's rows, for a module with `TABLE` and `JOB`: two ranks run a row, and the results are checked.
+
+A module whose ranks are not those of integration_tests/deepspeed has `make_ranks(world)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from pair_table import SLUICE, Case, Table, met
+import pytest
+from pair_table import SLUICE, Case, met
 from rank_harness import Ranks
 
+__all__ = ["ranks", "test_Row_TrainedSixSteps_AsStockOrRefusedByName", "test_Rows_EveryTwoValues_MeetInOne"]
 HERE = Path(__file__).resolve().parent
 
 
@@ -17,17 +22,18 @@ class PairRanks(Ranks):
 
     python_path = str(HERE)
 
-    @classmethod
-    def pair(cls) -> Iterator[PairRanks]:
-        """Yields two ranks, for a fixture."""
-        ranks = cls(2)
-        yield ranks
-        ranks.stop()
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Yields the two ranks of a module."""
+    ranks = getattr(request.module, "make_ranks", PairRanks)(2)
+    yield ranks
+    ranks.stop()
 
 
-def check(ranks: Ranks, target: str, case: Case) -> None:
-    """Checks that a row is equal on every rank, or refused by the side and in the words of its rule."""
-    for rank, found in enumerate(ranks.run(target, row=dict(case.row))):
+def test_Row_TrainedSixSteps_AsStockOrRefusedByName(request: pytest.FixtureRequest, ranks: Ranks, case: Case) -> None:
+    """A row is equal on every rank, or refused by the side and in the words of its rule."""
+    for rank, found in enumerate(ranks.run(request.module.JOB, row=dict(case.row))):
         if case.rule is None:
             assert "refused_by" not in found, f"rank {rank}: {found['refused_by']} refused: {found['words']}"
             assert not found["differences"], f"rank {rank}:\n" + "\n".join(found["differences"])
@@ -38,8 +44,9 @@ def check(ranks: Ranks, target: str, case: Case) -> None:
                 assert found["type"] != "AssertionError", (rank, found)
 
 
-def check_table(table: Table) -> None:
-    """Checks that rows contain all pairs but those that a third value refuses, and that the last row is needed."""
+def test_Rows_EveryTwoValues_MeetInOne(request: pytest.FixtureRequest) -> None:
+    """Rows contain all pairs but those that a third value refuses, and the last row is needed."""
+    table = request.module.TABLE
     assert not table.pairs() - met(table.array), sorted(table.pairs() - met(table.array))
     assert table.pairs() - met(table.array[:-1])
     assert all(table.is_allowed(row) for row in table.array)

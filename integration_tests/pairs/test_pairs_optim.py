@@ -1,28 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice.optim`: every pair of features trains as with torch.optim, or is refused by name."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import optim_table
-import pytest
-from pair_ranks import PairRanks, check, check_table
-from pair_table import Case
+from pair_ranks import *  # noqa: F403
 
-TABLE = optim_table.table()
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[PairRanks]:
-    """Yields two ranks."""
-    yield from PairRanks.pair()
-
-
-@pytest.mark.parametrize("case", TABLE.params())
-def test_Row_TrainedSixSteps_AsStockOrRefusedByName(ranks: PairRanks, case: Case) -> None:
-    check(ranks, "optim_ranks:run", case)
-
-
-def test_Rows_EveryTwoValues_MeetInOne() -> None:
-    check_table(TABLE)
+TABLE, JOB = optim_table.table(), "optim_ranks:run"

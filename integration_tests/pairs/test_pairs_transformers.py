@@ -1,43 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests transformers' expert parallelism: every pair of features trains as by its own transport, or is refused."""
 
-from __future__ import annotations
-
-import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import transformers_table
-from pair_ranks import HERE, check, check_table
-from pair_table import Case
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "transformers"))
+from pair_ranks import *  # noqa: F403
+from pair_ranks import HERE
 from tf_ranks import TransformersRanks
 
-TABLE = transformers_table.table()
+TABLE, JOB = transformers_table.table(), "transformers_ranks:run"
 
 
-class PairTransformersRanks(TransformersRanks):
-    """Starts ranks that also import from this folder."""
-
-    python_path = str(HERE)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[PairTransformersRanks]:
-    """Yields two ranks, which download no models."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    ranks = PairTransformersRanks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.mark.parametrize("case", TABLE.params())
-def test_Row_TrainedSixSteps_AsStockOrRefusedByName(ranks: PairTransformersRanks, case: Case) -> None:
-    check(ranks, "transformers_ranks:run", case)
-
-
-def test_Rows_EveryTwoValues_MeetInOne() -> None:
-    check_table(TABLE)
+def make_ranks(world: int) -> TransformersRanks:
+    """Makes ranks that also import from this folder."""
+    ranks = TransformersRanks(world)
+    ranks.python_path = str(HERE)
+    return ranks

@@ -18,6 +18,7 @@ import covered  # noqa: E402
 
 # The settings of third_party/setup/env.sh, for a pytest that is started by hand.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # more threads spend most of their time waiting for each other: models are tiny
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(ROOT, ".venv", "torch_extensions"))
 os.environ.setdefault("SLUICE_CACHE_DIR", os.path.join(ROOT, ".test", "cache"))  # not the user's

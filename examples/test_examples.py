@@ -16,7 +16,7 @@ STANDARD = {"dlfcn.h", "math.h", "pthread.h", "stdio.h", "stdlib.h", "string.h",
 
 
 def run(command, expect=0, cwd=None, **environment):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    environment = {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=cwd)
     assert done.returncode == expect, f"{command} gave {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout if expect == 0 else done.stdout + done.stderr
@@ -182,7 +182,7 @@ def run_tcp(link, program, changes=({}, {})):
     for rank, change in enumerate(changes):
         use = {"rank": rank, "world": 2, "secret": SECRET, **change}
         command = [program, str(use["rank"]), str(use["world"]), "10.77.0.1:29500"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLUICE_SECRET": use["secret"]}
+        environment = {**os.environ, "SLUICE_SECRET": use["secret"]}
         command = [*link.enter_argv(rank), *command]
         children.append(subprocess.Popen(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True))
     ends = [child.communicate(timeout=200)[0] for child in children]

@@ -25,7 +25,7 @@ def python(*arguments: str, folder: Path | None = None, **environment: str) -> s
     """Runs a new Python interpreter."""
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "DS_ACCELERATOR": "cpu", **environment},
         capture_output=True,
         text=True,
         timeout=200,

@@ -59,7 +59,6 @@ def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
     own = {
         "PYTHONPATH": str(SWITCH),
         "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
         "LOCAL_SIZE": "4",
         "TORCHDYNAMO_DISABLE": "1",
     }

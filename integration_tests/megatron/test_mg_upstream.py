@@ -53,7 +53,6 @@ def _outcomes(folder: Path, file: str, **environment: str) -> list[dict[str, str
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": _port(),
-        "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "PYTHONPATH": str(AROUND),
     }

@@ -32,7 +32,7 @@ def fakes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fakes")
     for name in ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2"):
         (folder / name).symlink_to(built)
-    return {**os.environ, "LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
 @pytest.fixture(scope="session")

@@ -38,14 +38,6 @@ class Net(nn.Module):
         return self.half_frozen(self.frozen(x))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def bits(tensor):
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 

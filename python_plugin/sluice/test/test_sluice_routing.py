@@ -27,7 +27,7 @@ def test_Record_TwoRealRanks_CountEveryRouteOnce(tmp_path, capsys) -> None:
     """T 256, K 2 on each of two ranks, so 1,024 rows a layer and step; 4 experts, 2 layers."""
     pytest.importorskip("torch")
     folder = tmp_path / "loads"
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", SLUICE_ROUTING_DIR=str(folder))
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", SLUICE_ROUTING_DIR=str(folder))
     done = subprocess.run(
         [*launcher(), str(HERE / "trace_rank.py"), "3", "2", "S4"],
         env=environment,

@@ -356,7 +356,7 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
     pytest.importorskip("torch")
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
     arguments += ["--machine", "a100-8x8-200g"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
     done = subprocess.run(
         [*arguments, "--", *launcher(), str(HERE / "trace_rank.py"), "4", "3", policy],
         env=environment,

@@ -107,7 +107,7 @@ def test_Trace_TwoRealRanks_TheirLastTrainingBatchIsReported(tmp_path) -> None:
     words = [sys.executable, "-m", "sluice", "trace", "--json", "--out", str(tmp_path), "--", *launcher()]
     done = subprocess.run(
         [*words, str(HERE / "trace_stage_rank.py"), "2"],
-        env=dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
+        env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"),
         cwd=tmp_path,
         capture_output=True,
         text=True,

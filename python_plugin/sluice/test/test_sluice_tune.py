@@ -34,7 +34,7 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "machine.json"
     model = ["--experts", "4", "--top-k", "2", "--tokens", "256", "--json"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
     command = [*launcher(), "-m", "sluice", "tune", *SIZES, "--out", str(out), *model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -56,7 +56,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--config", "ds.json", "--keep", "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
     run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
     done = subprocess.run([*torchrun(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -95,7 +95,7 @@ def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path) -> None:
     pytest.importorskip("torch")
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--keep", str(tmp_path / "kept.json"), "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "2"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
     run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
     done = subprocess.run([*launcher(), "-m", "sluice", "tune", *words, *model], **run)
     assert done.returncode == 1 and "exitcode  : 1" in done.stderr

@@ -150,6 +150,9 @@ struct sluice_fake_moment_s {
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write);
 /* Records all accesses of a kernel of the image. Locked. (kernel_accesses.c) */
 void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fake_moment_t* moment);
+/* The same, but calls `collect` for each access, and records nothing. */
+typedef void (*sluice_fake_collect_fn_t)(const void* data, uint64_t bytes, int is_write);
+void sluice_fake_list_accesses(const char* name, const void* args, sluice_fake_collect_fn_t collect);
 
 /* The CPU build of a kernel, or NULL; *out_bytes: the size of its argument struct. (emulated_kernels.cc) */
 typedef void (*sluice_emulated_kernel_fn_t)(int64_t warps, const void* args);

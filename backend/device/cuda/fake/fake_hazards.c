@@ -22,10 +22,23 @@ static int64_t add_clock(const sluice_fake_moment_t* moment) {
   return w->num_clocks++;
 }
 
+static sluice_fake_collect_fn_t collector;
+
+void sluice_fake_list_accesses(const char* name, const void* args, sluice_fake_collect_fn_t collect) {
+  const sluice_fake_moment_t none = {.stream = 0};
+  collector = collect;
+  sluice_fake_note_kernel(name, args, &none);
+  collector = NULL;
+}
+
 /* Adjacent rows are one access. */
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write) {
   sluice_fake_world_t* w = &sluice_fake_world;
   if (bytes == 0 || data == NULL) return;
+  if (collector != NULL) {
+    collector(data, bytes, is_write);
+    return;
+  }
   sluice_fake_count_bytes(bytes, is_write);
   if (sluice_fake_is_dry()) return; /* a dry run writes no contents; real runs check the order */
   access_t* last = w->num_accesses > 0 ? &w->accesses[w->num_accesses - 1] : NULL;

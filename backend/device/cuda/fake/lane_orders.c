@@ -49,6 +49,16 @@ typedef struct changes_s {
   int64_t count, room;
 } changes_t;
 
+/* Memory that a kernel may access, as kernel_accesses.c lists it. */
+typedef struct listed_s {
+  const unsigned char *begin, *end;
+} listed_t;
+
+typedef struct lists_s {
+  listed_t* list;
+  int64_t count, room, last; /* last: the most recently used */
+} lists_t;
+
 /* A second write of a byte: a race if it changes the value. */
 typedef struct overwrite_s {
   const unsigned char* data;
@@ -65,6 +75,8 @@ static struct {
   changes_t first, other, *changes; /* of the first order, of another one, of the current one */
   overwrite_t overwrites[MOST_OVERWRITES];
   int32_t num_overwrites;
+  int is_listed;
+  lists_t listed[2]; /* may be read; may be written */
   page_t* pages[NUM_BUCKETS];
   page_t* known[NUM_KNOWN]; /* some of them */
   char problem[400];
@@ -176,6 +188,66 @@ static void keep(unsigned char* data, uint32_t bytes) {
   memcpy(c->list[c->count++].before, data, bytes);
 }
 
+/* ---- the list of accesses that hazards are computed from -------------------------------------------------------- */
+
+static void add_listed(lists_t* l, const void* data, uint64_t bytes) {
+  if (l->count == l->room) {
+    l->room = 2 * l->room + 256;
+    l->list = realloc(l->list, (size_t)l->room * sizeof *l->list);
+    assert(l->list != NULL);
+  }
+  l->list[l->count++] = (listed_t){data, (const unsigned char*)data + bytes};
+}
+
+/* What a kernel writes it may also read. */
+static void collect(const void* data, uint64_t bytes, int is_write) {
+  add_listed(&state.listed[0], data, bytes);
+  if (is_write) add_listed(&state.listed[1], data, bytes);
+}
+
+static int by_begin(const void* x, const void* y) {
+  const listed_t *a = x, *b = y;
+  return (a->begin > b->begin) - (a->begin < b->begin);
+}
+
+static void sort_and_merge(lists_t* l) {
+  int64_t kept = 0;
+  if (l->count > 0) qsort(l->list, (size_t)l->count, sizeof *l->list, by_begin);
+  for (int64_t i = 0; i < l->count; ++i) {
+    listed_t* last = kept > 0 ? &l->list[kept - 1] : NULL;
+    if (last == NULL || l->list[i].begin > last->end) {
+      l->list[kept++] = l->list[i];
+    } else if (l->list[i].end > last->end) {
+      last->end = l->list[i].end;
+    }
+  }
+  l->count = kept;
+  l->last = 0;
+}
+
+static int is_within(const listed_t* l, const unsigned char* data, size_t bytes) {
+  return data >= l->begin && data + bytes <= l->end;
+}
+
+static void check_listed(lists_t* l, const unsigned char* data, size_t bytes, const char* what) {
+  if (l->last < l->count && is_within(&l->list[l->last], data, bytes)) return;
+  int64_t low = 0, high = l->count; /* the first that begins after data */
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (l->list[middle].begin > data) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  l->last = low > 0 ? low - 1 : 0;
+  if (low == 0 || !is_within(&l->list[low - 1], data, bytes)) {
+    char here[64];
+    tell("%s %s %zu bytes at %p, which kernel_accesses.c does not list", name_of(state.here, here, sizeof here), what,
+         bytes, (const void*)data);
+  }
+}
+
 __attribute__((unused)) static void note(void* address, size_t bytes, int is_write) {
   unsigned char* data = address;
   if (!state.is_running || (!is_write && state.order > 0)) return;
@@ -183,7 +255,8 @@ __attribute__((unused)) static void note(void* address, size_t bytes, int is_wri
   for (; bytes > WIDEST; bytes -= WIDEST, data += WIDEST) note(data, WIDEST, is_write);
   if (is_write) settle_overwrites();
   if (is_write) keep(data, (uint32_t)bytes);
-  if (state.order > 0) return; /* races are the same in every order */
+  if (state.order > 0) return; /* races and accesses are the same in every order */
+  if (state.is_listed) check_listed(&state.listed[is_write], data, bytes, is_write ? "writes" : "reads");
   for (size_t i = 0; i < bytes; ++i) (is_write ? check_write : check_read)(cell_of(data + i), data + i);
 }
 
@@ -333,7 +406,12 @@ sluice_emulated_kernel_fn_t sluice_ordered_kernel(const char* name, size_t* out_
 
 static void run_launch(const char* name, int64_t warps, const void* args) {
   size_t bytes;
+  state.listed[0].count = state.listed[1].count = 0;
+  sluice_fake_list_accesses(name, args, collect);
+  for (int i = 0; i < 2; ++i) sort_and_merge(&state.listed[i]);
+  state.is_listed = 1;
   sluice_fake_run_in_orders(name, sluice_ordered_kernel(name, &bytes), warps, args);
+  state.is_listed = 0;
 }
 
 int sluice_fake_orders_begin(void) {
@@ -351,6 +429,10 @@ int64_t sluice_fake_orders_end(char* out, size_t out_bytes) {
   snprintf(out, out_bytes, "%s", state.problem);
   state.num_problems = 0;
   memset(state.known, 0, sizeof state.known);
+  for (int i = 0; i < 2; ++i) {
+    free(state.listed[i].list);
+    state.listed[i] = (lists_t){NULL, 0, 0, 0};
+  }
   free(state.first.list);
   free(state.other.list);
   state.first = state.other = (changes_t){NULL, 0, 0};

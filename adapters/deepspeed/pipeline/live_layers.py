@@ -71,6 +71,7 @@ class LiveLayers:
         self.num_in_batch = self.num_at_flush = 0  # layers of this stage that moved during a batch, or at its end
         self.num_sums_early = 0  # layers whose gradient sums arrived at this stage during the batch
         self.exposed_s = 0.0  # seconds of this rank that the newest move took in addition to its batch
+        self.late_bytes = 0  # bytes that this rank sent in these seconds
 
     @property
     def is_under_way(self) -> bool:
@@ -273,6 +274,7 @@ class LiveLayers:
         self.num_sums_early += sum(len(cut.layers) for cut in cuts if cut.comes and cut.has_sum)
         self.exposed_s = commit_s + voyage.begin_s
         sizes = progress["leaving_bytes"], progress["hidden_bytes"]
+        self.late_bytes = sizes[0] - sizes[1]
         trace.keep_move("layers", "the pipeline", voyage.begin_ns, len(voyage.moves), *sizes, commit_s)
 
 

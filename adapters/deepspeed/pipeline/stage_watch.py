@@ -134,14 +134,17 @@ class StageWatch:
         return self._decider.after_batch(seconds, trained, moves_live)
 
     def _note_rates(self, seconds: float, travel_s: float) -> None:
-        """Updates the rates by the newest move. seconds: of the slowest rank; 0: there was no move."""
+        """Updates the rates by the newest move. seconds: of the slowest rank; 0: there was no move. travel_s: of these,
+        in transfers. The seconds of the other kind of move are halved: one slow measurement must not exclude it for
+        ever."""
         if seconds <= 0:
             return
+        other_s = max(0.0, seconds - travel_s)
         if self._drained_bytes:
             link = self._drained_bytes / max(travel_s, 1e-9)
-            self._rates = self._rates._replace(link=link, drain_s=max(0.0, seconds - travel_s))
+            self._rates = MoveRates(link, self._rates.commit_s / 2, other_s)
         else:
-            self._rates = self._rates._replace(commit_s=seconds)
+            self._rates = MoveRates(self._rates.link, other_s, self._rates.drain_s / 2)
 
     def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
         """The pipe. None: micro-batches in flight are known only after the second batch."""
@@ -221,7 +224,8 @@ class StageWatch:
         self._steps = []
         if arrived != stage_module.parts_of(engine.module):  # the batch has failed
             return False
-        self._note_move(self._live.exposed_s, 0.0, 0)
+        # A price counts the time until the layers have arrived as time of the batch, not of the commit.
+        self._note_move(self._live.exposed_s, self._live.late_bytes / self._rates.link, 0)
         self._num_steps += 1
         self._num_moves += not to_come
         if to_come and not self._sets_out(engine, to_come):

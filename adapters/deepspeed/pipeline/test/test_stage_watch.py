@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests the rates that StageWatch learns from moves of layers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
+from sluice.planning.layer_moves import MoveRates
+
+
+def test_Rates_OfAStep_DoNotCountTheTransferAgainAndAnOldRateFades() -> None:
+    """A drain sends 100 bytes in two of its three seconds. Then a step sends as many after its batch, which takes two
+    of its 2.5 seconds: its price counts them as time of the batch."""
+    live: Any = SimpleNamespace(is_under_way=False, exposed_s=2.5, late_bytes=100)
+    watch, engine = StageWatch(None, live), SimpleNamespace(module=SimpleNamespace(parts=[0, 2, 4]))
+    watch._drained_bytes = 100
+    watch._note_rates(3.0, 2.0)
+    assert watch._rates == MoveRates(50.0, commit_s=0.0, drain_s=1.0)
+    watch._steps = [(0, 2, 4)]
+    assert watch._goes_on(engine)
+    watch._note_rates(watch._move_s, watch._travel_s)
+    assert watch._rates == MoveRates(50.0, commit_s=0.5, drain_s=0.5)
+    watch._note_rates(0.0, 0.0)  # a batch without a move
+    watch._drained_bytes = 100
+    watch._note_rates(2.0, 1.0)
+    assert watch._rates == MoveRates(100.0, commit_s=0.25, drain_s=1.0)

@@ -218,8 +218,9 @@ static void pack_decoded_columns(const work_t* w, const sluice_gemm_form_t* f, i
 static void pack_codes(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                        int64_t cols) {
   const int64_t width = w->kernels->width;
+  const int64_t steps = steps_of(w->kernels, depth);
   for (int64_t j = 0; j < cols; j += GROUP) {
-    float* out = w->b + j / width * width * depth + j % width;
+    float* out = w->b + j / width * width * steps + j % width;
     w->kernels->pack_codes_along(f, w->dtype_ab, j0 + j, sluice_min(cols - j, GROUP), k0, depth, out, width);
   }
 }

@@ -115,6 +115,7 @@ INLINE vf load_first(int32_t dtype, const char* at, int64_t count) {
 
 typedef __m256i codes_t;
 #define HAS_TABLE(format) ((format) == SLUICE_PACKED_MXFP4)
+#define HAS_WORDS         0
 
 INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 

@@ -7,6 +7,7 @@
 #if defined(__x86_64__)
 
 #include <immintrin.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"
@@ -176,7 +177,22 @@ static const sluice_native_kernels_t kernels = {
 #pragma GCC pop_options
 #endif
 
+_Alignas(32) uint16_t sluice_native_mxfp4_tables[256][16];
+
+static void fill_tables(void) {
+  for (int scale = 0; scale < 256; ++scale) {
+    const uint8_t byte = (uint8_t)scale;
+    for (int code = 0; code < 16; ++code) {
+      const float value = sluice_packed_code(SLUICE_PACKED_MXFP4, (uint8_t)code);
+      sluice_native_mxfp4_tables[scale][code] =
+          sluice_f32_to_bf16(value * sluice_packed_scale(SLUICE_PACKED_MXFP4, &byte));
+    }
+  }
+}
+
 const sluice_native_kernels_t* sluice_native_avx512(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, fill_tables);
   __builtin_cpu_init();
   int available = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -89,6 +89,63 @@ static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t c
   }
 }
 
+INLINE void pack_along_as(const int32_t format, const sluice_gemm_form_t* f, int64_t row, int64_t count, int64_t k0,
+                          int64_t depth, float* out, int64_t out_ld) {
+  packed_row_t rows[LANES];
+  for (int64_t i = 0; i < LANES; ++i) rows[i] = packed_row(&f->packed, f->b, f->ldb, row + (i < count ? i : 0));
+  for (int64_t k = 0; k < depth; k += LANES * UNIT, out += LANES * out_ld) {
+    __m512 r[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) r[i] = decode_pairs(format, &rows[i], k0 + k, depth - k);
+    transpose(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+      if (k + i * UNIT < depth) _mm512_storeu_ps(out + i * out_ld, r[i]);
+    }
+  }
+}
+
+/* Decodes two rows, and interleaves them to pairs. */
+INLINE void pack_across_as(const int32_t format, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
+                           int64_t cols, float* out) {
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                       5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(LANES));
+  const int64_t panel = (depth + UNIT - 1) / UNIT * WIDTH;
+  for (int64_t k = 0; k < depth; k += UNIT, out += WIDTH) {
+    const int has_odd = k + 1 < depth;
+    const packed_row_t even = packed_row(&f->packed, f->b, f->ldb, k0 + k);
+    const packed_row_t odd = packed_row(&f->packed, f->b, f->ldb, k0 + k + has_odd);
+    float* to = out;
+    for (int64_t j = 0; j < cols; j += WIDTH, to += panel) {
+      const __m512i x = _mm512_castps_si512(decode_pairs(format, &even, j0 + j, cols - j));
+      const __m512i y = _mm512_castps_si512(decode_pairs(format, &odd, j0 + j, has_odd ? cols - j : 0));
+      _mm512_store_si512(to, _mm512_permutex2var_epi16(x, low, y));
+      _mm512_store_si512(to + LANES, _mm512_permutex2var_epi16(x, high, y));
+    }
+  }
+}
+
+#define PACK_FORMAT(way, ...)                                               \
+  switch (f->packed.format) {                                               \
+    case SLUICE_PACKED_MXFP4: way(SLUICE_PACKED_MXFP4, __VA_ARGS__); break; \
+    case SLUICE_PACKED_FP8: way(SLUICE_PACKED_FP8, __VA_ARGS__); break;     \
+    case SLUICE_PACKED_INT8: way(SLUICE_PACKED_INT8, __VA_ARGS__); break;   \
+    default: way(SLUICE_PACKED_INT4, __VA_ARGS__); break;                   \
+  }
+
+static void pack_codes_along(const sluice_gemm_form_t* f, int32_t dtype, int64_t row, int64_t count, int64_t k0,
+                             int64_t depth, float* out, int64_t out_ld) {
+  (void)dtype;
+  PACK_FORMAT(pack_along_as, f, row, count, k0, depth, out, out_ld)
+}
+
+static void pack_codes_across(const sluice_gemm_form_t* f, int32_t dtype, int64_t k0, int64_t depth, int64_t j0,
+                              int64_t cols, float* out) {
+  (void)dtype;
+  PACK_FORMAT(pack_across_as, f, k0, depth, j0, cols, out)
+}
+
 INLINE vf thin_load(int32_t dtype, const void* at, int64_t left) {
   (void)dtype;
   return load_pairs(at, left);
@@ -113,6 +170,8 @@ static const sluice_native_kernels_t pairs = {
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .decode = decode,
+    .pack_codes_along = pack_codes_along,
+    .pack_codes_across = pack_codes_across,
     .thin = &thin,
 };
 

@@ -9,6 +9,10 @@
  *   look_up(format, table, codes)        the values of these codes
  *   rounded(dtype, x)                    x to nearest even of dtype, still in f32; keeps subnormal numbers
  *   store_exact(dtype, at, x)            stores all lanes; x has been rounded
+ *   HAS_WORDS                            1: bf16 has the three functions below, for formats with a table
+ *   words_of(format, scales, block)      the bf16 of all codes of a block
+ *   look_up_words(words, at)             the bf16 of the next 2 * LANES codes
+ *   store_words(at, x)                   stores all of them
  *
  * decode_lanes has the same bits as sluice_packed_decode. */
 
@@ -58,8 +62,17 @@ INLINE void decode_as(const int32_t format, const int32_t dtype, const sluice_pa
   int64_t number = col / packed->block_cols;
   int64_t end = (number + 1) * packed->block_cols - col; /* of the block, from col */
   for (int64_t done = 0; done < count; end += packed->block_cols, ++number) {
-    const scaled_t block = block_of(format, dtype, scales, number);
     const int64_t stop = end < count ? end : count;
+#if HAS_WORDS
+    if (dtype == SLUICE_DTYPE_BF16 && HAS_TABLE(format)) {
+      const words_t words = words_of(format, scales, number);
+      for (; stop - done >= 2 * LANES; done += 2 * LANES, at += 2 * LANES * bits / 8) {
+        store_words(out + done * bytes, look_up_words(words, at));
+      }
+      if (done >= stop) continue;
+    }
+#endif
+    const scaled_t block = block_of(format, dtype, scales, number);
     for (; done < stop; done += LANES) {
       store_exact(dtype, out + done * bytes, decode_lanes(format, dtype, at, count - done, block));
       at += LANES * bits / 8;

@@ -96,6 +96,8 @@ const sluice_native_kernels_t* sluice_native_amx(void);
 const sluice_native_kernels_t* sluice_native_avx512_bf16(void);
 /* NULL if this processor lacks AVX-512 (F, BW, DQ, VL). */
 const sluice_native_kernels_t* sluice_native_avx512(void);
+/* The bf16 of each code of MXFP4 with each scale. Filled by sluice_native_avx512, for the sets that use it. */
+extern uint16_t sluice_native_mxfp4_tables[256][16];
 /* NULL if this processor lacks AVX2, FMA or F16C. */
 const sluice_native_kernels_t* sluice_native_avx2(void);
 

@@ -158,7 +158,34 @@ INLINE vf look_up(const int32_t format, vf table, codes_t codes) {
   return _mm512_permutexvar_ps(codes, table);
 }
 
+/* The bf16 of all 16 codes, twice: an index of a word has five bits, of which four are the code. */
+#define HAS_WORDS 1
+typedef __m512i words_t;
+
+INLINE words_t words_of(const int32_t format, const char* scales, int64_t block);
+
+/* The low half of a byte is the code of an even column, the high half that of the odd column after it. */
+INLINE __m512i look_up_bytes(words_t words, __m128i bytes) {
+  const __m512i codes = _mm512_cvtepu8_epi32(bytes);
+  return _mm512_permutexvar_epi16(_mm512_or_si512(codes, _mm512_slli_epi32(codes, 12)), words);
+}
+
+INLINE __m512i look_up_words(words_t words, const uint8_t* at) {
+  return look_up_bytes(words, _mm_loadu_si128((const __m128i_u*)at));
+}
+
+INLINE void store_words(void* at, __m512i words) { _mm512_storeu_si512(at, words); }
+
 #include "backend/gemm/native/native_decode.inc.h"
+
+/* MXFP4 has a table in memory for each scale; others are computed. */
+INLINE words_t words_of(const int32_t format, const char* scales, int64_t block) {
+  if (format == SLUICE_PACKED_MXFP4) {
+    const uint16_t* table = sluice_native_mxfp4_tables[((const uint8_t*)scales)[block]];
+    return _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i*)(const void*)table));
+  }
+  return _mm512_broadcast_i64x4(upper_halves(block_of(format, SLUICE_DTYPE_BF16, scales, block)));
+}
 
 /* A row of a packed weight. */
 typedef struct packed_row_s {
@@ -181,8 +208,15 @@ INLINE vf decode_row(const int32_t format, int32_t dtype, const packed_row_t* ro
 
 /* Decodes twice as many columns, to bf16. */
 INLINE vf decode_pairs(const int32_t format, const packed_row_t* row, int64_t k, int64_t left) {
-  const scaled_t block = block_of(format, SLUICE_DTYPE_BF16, row->scales, k / row->block_cols);
   const uint8_t* at = row->codes + k * bits_of(format) / 8;
+  if (HAS_TABLE(format)) {
+    const int64_t number = k / (format == SLUICE_PACKED_MXFP4 ? SLUICE_PACKED_LEAST_COLS : row->block_cols);
+    const words_t table = words_of(format, row->scales, number);
+    if (left >= 2 * LANES) return _mm512_castsi512_ps(look_up_words(table, at));
+    const __m128i bytes = _mm_maskz_loadu_epi8(first_lanes((left + 1) / 2), at);
+    return _mm512_castsi512_ps(_mm512_maskz_mov_epi16((1u << left) - 1u, look_up_bytes(table, bytes)));
+  }
+  const scaled_t block = block_of(format, SLUICE_DTYPE_BF16, row->scales, k / row->block_cols);
   const vf low = decode_lanes(format, SLUICE_DTYPE_BF16, at, left, block);
   const vf high = decode_lanes(format, SLUICE_DTYPE_BF16, at + LANES * bits_of(format) / 8, left - LANES, block);
   __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(upper_halves(low)), upper_halves(high), 1);

@@ -14,7 +14,7 @@
 
 /* Increase this number with every change of the classes or of the order of kinds, and with every change of a kernel
  * that makes another implementation the fastest. */
-#define FORM "sluice gemm choices 1"
+#define FORM "sluice gemm choices 2"
 enum { KEY_BYTES = 512, CHOICE_BYTES = 32 };
 
 static void key_of(const char* candidates, char key[KEY_BYTES]) {

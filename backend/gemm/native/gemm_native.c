@@ -50,6 +50,8 @@ static const recipe_t across_few = {128, 512 << 10, 128 << 10, 1};
 static const recipe_t across_many = {256, 768 << 10, 256 << 10, 1};
 static const recipe_t gradient = {512, 512 << 10, 128 << 10, 1};
 enum { MANY_ROWS = 128 };
+/* With at most this many k (adapters), a GEMM mostly writes C, so it writes the lines of a row in turn. */
+enum { FEW_K = 128 };
 /* With more rows, a GEMM does not wait for memory. */
 enum { FEW_ROWS = 32 };
 /* With more tiles over a panel, tiles that read B in place do not prefetch the next block; the others do. */
@@ -112,7 +114,7 @@ static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_fo
   b.rows = sluice_ceil_div(f->m, sluice_ceil_div(f->m, recipe->a_bytes / each / steps));
   b.cols = sluice_max(recipe->b_bytes / each / steps / kernels->width, 1) * kernels->width;
   b.cols = sluice_min(b.cols, sluice_round_up(f->n, kernels->width));
-  b.by_rows = recipe->by_rows;
+  b.by_rows = recipe->by_rows || f->k <= FEW_K;
   b.raw = !f->trans_a && !f->trans_b && dtype_ab == SLUICE_DTYPE_F32 && f->packed.format == SLUICE_PACKED_NO;
   b.sums = dtype_c != SLUICE_DTYPE_F32 && b.depth < f->k;
   b.stripe = f->n;

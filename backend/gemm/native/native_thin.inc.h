@@ -13,7 +13,7 @@
  * since lines of rows that are whole pages apart compete for the same few sets of a first-level cache. The sum of an
  * element is the same chain of fused multiply-adds over k as in a tile. */
 
-enum { MOST_VECTORS = 2, THIN_BYTES = 512 << 10, LINE_K = LANES * UNIT };
+enum { MOST_VECTORS = 2, THIN_BYTES = 512 << 10, LINE_K = LANES * UNIT, LEAST_LINES = 4 };
 
 /* Columns of C that one tile computes, which are rows of B. */
 INLINE int64_t thin_height(int vectors) { return vectors == 1 ? 16 : 12; }
@@ -181,10 +181,12 @@ static int64_t thin_depth(const sluice_gemm_form_t* f) {
 }
 
 /* Takes the numbers of rows for which this is faster than tiles: with 17 to 24 rows too much of the second register is
- * empty. C holds the sums between blocks of k, so its dtype must represent them exactly. */
+ * empty, and with few k (the second product of an adapter) most of the time would go into stores of narrow columns. C
+ * holds the sums between blocks of k, so its dtype must represent them exactly. */
 static int thin_takes(const sluice_gemm_form_t* f, int32_t dtype_c) {
   const int is_few = f->m <= LANES || (f->m > LANES + LANES / 2 && f->m <= MOST_VECTORS * LANES);
-  return is_few && !f->trans_a && f->trans_b && (dtype_c == SLUICE_DTYPE_F32 || thin_depth(f) == f->k);
+  return is_few && f->k >= LEAST_LINES * LINE_K && !f->trans_a && f->trans_b &&
+         (dtype_c == SLUICE_DTYPE_F32 || thin_depth(f) == f->k);
 }
 
 static int64_t thin_room(const sluice_gemm_form_t* f) {

@@ -456,7 +456,7 @@ TEST(Choices_OfEarlierProcess_AreWhatTheNextBeginsWith) {
   sluice_gemm_destroy(gemm);
   assert_non_null(kept_file(path));
   assert_int_equal(begins_with_host(), 1);
-  static const char* const damaged[] = {"", "not a cache file", "sluice gemm choices 1\nanother machine\n{}"};
+  static const char* const damaged[] = {"", "not a cache file", "sluice gemm choices 2\nanother machine\n{}"};
   FILE* file = fopen(path, "r");
   assert_non_null(file);
   static char text[1 << 16], key[1024];

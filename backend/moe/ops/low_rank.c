@@ -90,10 +90,33 @@ static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
  * expert would read a cache line for each value, and the copy of the next expert the same lines. */
 enum { MOST_NEIGHBOURS = 16, STAGED = 64 };
 
-/* out[e][k] = data[k * stride + e] for k < count; rows of out are out_ld apart. */
+typedef float four_t __attribute__((vector_size(16), aligned(4)));
+enum { FOUR = 4 };
+
+/* out[e][k] = data[k * stride + e] for four e and four k. */
+static void transpose_four(const float* data, int64_t stride, float* out, int64_t out_ld) {
+  const four_t a = *(const four_t*)data, b = *(const four_t*)(data + stride);
+  const four_t c = *(const four_t*)(data + 2 * stride), d = *(const four_t*)(data + 3 * stride);
+  const four_t ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  *(four_t*)out = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+  *(four_t*)(out + out_ld) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+  const four_t ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  *(four_t*)(out + 2 * out_ld) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+  *(four_t*)(out + 3 * out_ld) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+}
+
+/* out[e][k] = data[k * stride + e] for k < count; rows of out are out_ld apart. Prefetches the next `count` k, which
+ * the hardware does not if each is in another line or page. */
 static void transpose(const float* data, int64_t stride, int64_t count, int32_t experts, float* out, int64_t out_ld) {
-  for (int64_t k = 0; k < count; ++k) {
-    for (int32_t e = 0; e < experts; ++e) out[e * out_ld + k] = data[k * stride + e];
+  for (int64_t k = 0; k < count; k += FOUR) {
+    const float* from = data + k * stride;
+    for (int64_t i = 0; i < FOUR; ++i) __builtin_prefetch(from + (count + i) * stride);
+    int32_t e = 0;
+    for (; count - k >= FOUR && experts - e >= FOUR; e += FOUR)
+      transpose_four(from + e, stride, out + e * out_ld + k, out_ld);
+    for (; e < experts; ++e) {
+      for (int64_t i = 0; i < sluice_min(count - k, FOUR); ++i) out[e * out_ld + k + i] = from[i * stride + e];
+    }
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Templates as bytes, for a file or another machine, and as JSON for people.
  *
- * Binary form 8, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
+ * Binary form 9, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
  * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, group, reads, writes, releases
  * (bits of the accesses), dependencies, each list preceded by its length; homes; a checksum of everything before it
  * (two numbers). A reader trusts nothing: it names the invalid field, allocates only what n requires, and rejects what

@@ -52,17 +52,18 @@ uint64_t sluice_schedule_write_json(const sluice_template_t* t, char* data, uint
   sluice_text_t text = sluice_text(data, room);
   const sluice_template_spec_t* s = &t->spec;
   sluice_text_add(&text,
-                  "{\"form\": 8, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
+                  "{\"form\": 9, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
                   s->direction == SLUICE_FORWARD ? "forward" : "backward", s->num_chunks, s->single_rank, s->keep);
   sluice_text_add(&text, " \"callback\": %d, \"gated\": %d, \"dgrad\": %d, \"wgrad\": %d, \"wgrad_mode\": %d,\n",
                   s->callback, s->gated, s->dgrad, s->wgrad, s->wgrad_mode);
-  sluice_text_add(&text,
-                  " \"only\": %d, \"reuse_saved\": %d, \"bounded\": %d, \"dedup\": %d, \"chunks_by_experts\": %d,\n "
-                  "\"shares_act\": %d, \"grouped\": %d, \"low_rank\": %d, \"hash\": \"%016" PRIx64
-                  "\", \"comm_hash\": "
-                  "\"%016" PRIx64 "\"",
-                  s->only, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, s->grouped,
-                  s->low_rank, t->hash, t->comm_hash);
+  sluice_text_add(
+      &text,
+      " \"only\": %d, \"reuse_saved\": %d, \"bounded\": %d, \"dedup\": %d, \"chunks_by_experts\": %d,\n "
+      "\"shares_act\": %d, \"grouped\": %d, \"low_rank\": %d, \"gradients_first\": %d, \"hash\": \"%016" PRIx64
+      "\", \"comm_hash\": "
+      "\"%016" PRIx64 "\"",
+      s->only, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, s->grouped, s->low_rank,
+      s->gradients_first, t->hash, t->comm_hash);
   add_policies(&text, "restore_input", s->restore_input, s->num_chunks);
   add_policies(&text, "restore_pre_activation", s->restore_pre_activation, s->num_chunks);
   sluice_text_add(&text, ",\n \"rings\": {");

@@ -93,7 +93,8 @@ static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec,
 
 /* Returns the exchange with which the rows of a chunk begin to arrive. */
 static int32_t first_sending(const sluice_template_spec_t* spec, int32_t i) {
-  return sluice_restore_is_sent_again(spec->restore_input[i]) ? SLUICE_OP_REDISPATCH : SLUICE_OP_DISPATCH_GRAD;
+  const int is_again = sluice_restore_is_sent_again(spec->restore_input[i]) && !spec->gradients_first;
+  return is_again ? SLUICE_OP_REDISPATCH : SLUICE_OP_DISPATCH_GRAD;
 }
 
 /* Restores T_DI of a chunk that was not kept. Other ranks may need a re-dispatch that this one does not need. is_sent:
@@ -200,15 +201,17 @@ static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spe
   sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_pre_activation_of(spec), SLUICE_T_HOST_M, i);
 }
 
-/* Adds everything that a chunk's backward waits for: its rows first, because a recomputation needs nothing else. The
- * order of the two exchanges must not depend on how T_M is restored, which each rank chooses; among two copies, that of
- * T_M comes first, because then only the weight gradients read T_DI. If T_M's slot is shared, its copy waits for the
+/* Adds everything that a chunk's backward waits for: its rows first, because a recomputation needs nothing else, or its
+ * gradients, if nothing is recomputed: then only the weight gradients read the rows. The order of the two exchanges
+ * must not depend on how T_M is restored, which each rank chooses, but on the spec; among two copies, that of T_M comes
+ * first, because then only the weight gradients read T_DI. If T_M's slot is shared, its copy waits for the
  * previous chunk and is added with that chunk. is_sent: the first of the exchanges has been added already. */
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   const int32_t sent = is_sent ? first_sending(spec, i) : -1;
   if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
+  if (spec->gradients_first) add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
   add_restore_input(b, spec, i, sent == SLUICE_OP_REDISPATCH);
-  add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
+  if (!spec->gradients_first) add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
 }
 
 /* Adds a group: gradients of chunk i return while chunk `next` is sent. The local ops of both follow. */

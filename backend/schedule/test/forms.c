@@ -28,12 +28,18 @@ static int any_offloaded(const uint8_t* restore, int32_t n) {
   return any;
 }
 
+static int any_sent_again(const uint8_t* restore, int32_t n) {
+  int any = 0;
+  for (int32_t i = 0; i < n; ++i) any |= sluice_restore_is_sent_again(restore[i]);
+  return any;
+}
+
 /* An invalid spec must be refused before anything is built. */
 static void fail_of_builder(void) { fail_msg("%s", last_message()); }
 
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
   int64_t seen = 0;
-  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 4; ++bits) {
+  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 4 * 2; ++bits) {
     sluice_template_spec_t spec = spec_with(n, policy, seed);
     int32_t x = bits;
     spec.direction = x % 2, x /= 2;
@@ -48,6 +54,11 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.shares_act = x % 2, x /= 2;
     spec.grouped = (int16_t)(x % 2), x /= 2;
     spec.low_rank = x % 2, x /= 2;
+    spec.gradients_first = x % 2, x /= 2;
+    /* Only the order of two exchanges and what unpacks them changes, and only where rows are sent again. */
+    if (spec.gradients_first && (spec.direction == SLUICE_FORWARD || spec.single_rank || spec.low_rank ||
+                                 spec.reuse_saved || spec.callback || n > 6 || !any_sent_again(spec.restore_input, n)))
+      continue;
     /* Only ops of the compute lane write and read T_LOW, so combinations with forms of exchanges add nothing. */
     if (spec.low_rank && (spec.grouped || spec.dedup || spec.chunks_by_experts || spec.reuse_saved)) continue;
     if (spec.grouped && (n < 3 || (n > 9 && n < 64))) continue; /* n < 3: no pair; slots repeat every four chunks */
@@ -82,10 +93,10 @@ void describe_form(const sluice_template_t* t, char* text, size_t bytes) {
   const sluice_template_spec_t* s = &t->spec;
   int used = snprintf(text, bytes,
                       "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded "
-                      "%d dedup %d cut %d shares %d grouped %d low %d policies",
+                      "%d dedup %d cut %d shares %d grouped %d low %d first %d policies",
                       s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->dgrad, s->wgrad,
                       s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act,
-                      s->grouped, s->low_rank);
+                      s->grouped, s->low_rank, s->gradients_first);
   for (int32_t i = 0; i < s->num_chunks && (size_t)used < bytes; ++i) {
     used += snprintf(text + used, bytes - (size_t)used, " %d%d", s->restore_input[i], s->restore_pre_activation[i]);
   }

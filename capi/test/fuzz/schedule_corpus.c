@@ -26,6 +26,13 @@ static const seed_t seeds[] = {
     {"backward_two_chunks",
      {.direction = SLUICE_BACKWARD, .num_chunks = 2, .dgrad = 1, .wgrad = 1, .gated = 1, .reuse_saved = 1}},
     {"backward_wgrad", {.direction = SLUICE_BACKWARD, .num_chunks = 1, .wgrad = 1}},
+    {"backward_gradients_first",
+     {.direction = SLUICE_BACKWARD,
+      .num_chunks = 2,
+      .dgrad = 1,
+      .wgrad = 1,
+      .gradients_first = 1,
+      .restore_input = {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_REDISPATCH}}},
 };
 
 static int write_seed(const char* folder, const seed_t* seed) {

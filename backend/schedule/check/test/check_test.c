@@ -215,6 +215,24 @@ TEST(Guard7_AllRanksIssueExchangesInOneOrder) {
   grouped.grouped = 1;
   expect_other_exchanges(reuse, spec_with(4, 0, 0)); /* T_DI kept: S1 S2 S3 S4 R1 .. */
   expect_other_exchanges(reuse, grouped);            /* the same order */
+  sluice_template_spec_t rows_first = backward(1, S2), gradients_first = rows_first;
+  gradients_first.gradients_first = 1;
+  expect_other_exchanges(rows_first, gradients_first);
+}
+
+/* Nothing but a weight gradient waits for rows that were sent after the gradients. */
+TEST(Backward_GradientsFirst_ExpertsDoNotWaitForRows) {
+  sluice_template_spec_t spec = backward(1, S2);
+  spec.gradients_first = 1;
+  sluice_template_t* t = build(spec);
+  for (int32_t i = 0, rows_at = -1; i < t->num_ops; ++i) {
+    const sluice_op_t* op = &t->ops[i];
+    if (op->kind == SLUICE_OP_DISPATCH_GRAD) assert_int_equal(rows_at, -1);
+    if (op->kind == SLUICE_OP_UNPACK) rows_at = i;
+    for (int32_t d = 0; d < op->num_deps && op->kind == SLUICE_OP_GEMM2_GRAD; ++d)
+      assert_true(rows_at >= 0 && t->deps[op->first_dep + d] < rows_at);
+  }
+  sluice_template_destroy(t, memory());
 }
 
 typedef struct twins_s {

@@ -24,6 +24,7 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.chunks_by_experts = next_random(seed) % 4 == 0;
     spec.grouped = !spec.single_rank && next_random(seed) % 2;
     spec.shares_act = (int32_t)(next_random(seed) % 2), spec.low_rank = (int32_t)(next_random(seed) % 2);
+    spec.gradients_first = spec.dgrad && next_random(seed) % 2;
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
       spec.restore_input[i] = (uint8_t)(next_random(seed) % 3),
       spec.restore_pre_activation[i] = of_m[next_random(seed) % 3];
@@ -186,7 +187,7 @@ TEST(Reader_AnOlderForm_SaysWhichItWants) {
   data[4] = 5; /* a form that had no groups */
   reseal(data, bytes);
   assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
-  assert_string_equal(last_message(), "schedule: form is 5; it must be in [8, 8]");
+  assert_string_equal(last_message(), "schedule: form is 5; it must be in [9, 9]");
   free(data);
   sluice_template_destroy(t, sluice_process_allocator());
 }

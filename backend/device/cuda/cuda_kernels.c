@@ -312,6 +312,8 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
 
 static void round_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const float* sums,
                        int32_t accumulate, void* out, int64_t out_stride) {
+  /* Contiguous rows are cut into shorter ones: a matrix of one expert has too few rows to fill a GPU. */
+  for (; out_stride == width && width > 256 && width % 2 == 0; rows *= 2) out_stride = width /= 2;
   const sluice_round_args_t args = {
       .sums = sums, .out = out, .units = rows, .width = width, .out_stride = out_stride, .accumulate = accumulate};
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_round_rows, dtype), stream, &args, args.units);

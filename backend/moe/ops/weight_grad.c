@@ -86,6 +86,7 @@ typedef struct batch_s {
   const walk_t* walk;
   int64_t count;
   int32_t dtype, accumulate; /* of their results */
+  int32_t rounds_late;       /* sums are rounded after the GEMMs of all experts */
 } batch_t;
 
 static sluice_status_t run_batch(batch_t* batch) {
@@ -188,22 +189,48 @@ static sluice_status_t add_rows(batch_t* batch, int32_t chunk, int32_t e, const 
   return SLUICE_OK;
 }
 
+/* Sums that are rounded by one call: lines that follow each other in the sums and in the host's memory. */
+typedef struct lines_s {
+  const float* sums;
+  char* out;
+  int64_t count, width, stride;
+  int32_t dtype;
+} lines_t;
+
+static void round_lines(const batch_t* batch, const lines_t* l) {
+  const sluice_pass_t* pass = batch->pass;
+  pass->context->device->kernels->round_rows(sluice_pass_stream(pass, batch->op), l->dtype, l->count, l->width, l->sums,
+                                             pass->grad_mode == SLUICE_GRAD_ACCUMULATE, l->out, l->stride);
+}
+
+static int follows(const lines_t* next, const lines_t* l) {
+  return next->dtype == l->dtype && next->width == l->width && next->stride == l->stride &&
+         next->sums == l->sums + l->count * l->width &&
+         next->out == l->out + l->count * l->stride * (int64_t)sluice_dtype_bytes(l->dtype);
+}
+
 /* Rounds the complete sums once, into the host's tensors. */
 static void round_sums(const batch_t* batch, int32_t e, const char* sums) {
-  const sluice_pass_t* pass = batch->pass;
-  const sluice_op_t* op = batch->op;
-  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  lines_t lines = {.count = 0};
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (!is_wanted(pass, batch->walk, m)) continue;
+    if (!is_wanted(batch->pass, batch->walk, m)) continue;
     const sluice_tensor_t* grad = &batch->walk->all[m][e];
     if (!sluice_is_short_dtype(sluice_tensor_dtype(grad))) continue;
-    int by_rows = !is_bias(m) && sluice_tensor_stride(grad, 1) == 1;
-    int64_t lines = is_bias(m) ? 1 : grad->shape[by_rows ? 0 : 1], width = sluice_tensor_elements(grad) / lines;
-    int64_t stride = is_bias(m) ? width : sluice_tensor_stride(grad, by_rows ? 0 : 1);
-    kernels->round_rows(sluice_pass_stream(pass, op), sluice_tensor_dtype(grad), lines, width,
-                        (const float*)(const void*)(sums + sluice_weight_sum_offset(&pass->moe->shape, m)),
-                        pass->grad_mode == SLUICE_GRAD_ACCUMULATE, sluice_tensor_data(grad), stride);
+    const int by_rows = !is_bias(m) && sluice_tensor_stride(grad, 1) == 1;
+    lines_t next = {.sums = (const float*)(const void*)(sums + sluice_weight_sum_offset(&batch->pass->moe->shape, m)),
+                    .out = sluice_tensor_data(grad),
+                    .count = is_bias(m) ? 1 : grad->shape[by_rows ? 0 : 1],
+                    .dtype = sluice_tensor_dtype(grad)};
+    next.width = sluice_tensor_elements(grad) / next.count;
+    next.stride = is_bias(m) ? next.width : sluice_tensor_stride(grad, by_rows ? 0 : 1);
+    if (lines.count > 0 && follows(&next, &lines)) {
+      lines.count += next.count;
+      continue;
+    }
+    if (lines.count > 0) round_lines(batch, &lines);
+    lines = next;
   }
+  if (lines.count > 0) round_lines(batch, &lines);
 }
 
 /* Adds the gradients of one chunk. sums: the block of an expert that several chunks touch. */
@@ -215,9 +242,22 @@ static sluice_status_t add_chunk(batch_t* batch, int32_t chunk, int32_t e, sluic
   int later = chunk > span.first;
   const target_t to = target_of(pass, batch->walk, e, sums, add_to_host || later, later);
   SLUICE_TRY(add_rows(batch, chunk, e, &to));
-  if (sums == NULL || chunk != span.last) return SLUICE_OK;
+  if (sums == NULL || chunk != span.last || batch->rounds_late) return SLUICE_OK;
   SLUICE_TRY(run_batch(batch));
   round_sums(batch, e, sums);
+  return SLUICE_OK;
+}
+
+/* Runs the remaining GEMMs, and rounds the sums of the experts whose last rows are in the chunk. */
+static sluice_status_t round_all(batch_t* batch, int32_t chunk, const char* sums) {
+  const sluice_pass_t* pass = batch->pass;
+  SLUICE_TRY(run_batch(batch));
+  for (int32_t e = 0; e < pass->binding.num_local && sums != NULL; ++e) {
+    const sluice_chunk_span_t span = sluice_chunks_of_expert(pass, e);
+    if (span.count <= 1) continue;
+    if (span.last == chunk) round_sums(batch, e, sums);
+    sums += sluice_weight_sum_offset(&pass->moe->shape, NUM_MEMBERS);
+  }
   return SLUICE_OK;
 }
 
@@ -233,8 +273,10 @@ static sluice_status_t add_walk(sluice_pass_t* pass, const sluice_op_t* op, cons
   int joined = op->chunk < 0 && sluice_weight_rows_are_joined(pass), last = op->chunk < 0 || op->chunk == n - 1;
   const sluice_slots_t* slot = &pass->slots[SLUICE_T_DW];
   uint64_t block = sluice_weight_sum_offset(&pass->moe->shape, NUM_MEMBERS);
-  char* sums = slot->bytes > 0 ? slot->data : NULL;
+  char *const first_sums = slot->bytes > 0 ? slot->data : NULL, *sums = first_sums;
   batch_t batch = {.pass = pass, .op = op, .walk = walk};
+  /* GEMMs of one expert do not fill a GPU. On a CPU sums are rounded while they are in the caches. */
+  batch.rounds_late = op->chunk >= 0 && pass->context->device_type == SLUICE_DEVICE_CUDA && pass->expert_ready == NULL;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     const sluice_chunk_span_t span = sluice_chunks_of_expert(pass, e);
     char* own = span.count > 1 ? sums : NULL;
@@ -248,7 +290,7 @@ static sluice_status_t add_walk(sluice_pass_t* pass, const sluice_op_t* op, cons
     SLUICE_TRY(run_batch(&batch));
     pass->expert_ready(pass->expert_ready_user, e);
   }
-  return run_batch(&batch);
+  return batch.rounds_late ? round_all(&batch, op->chunk, first_sums) : run_batch(&batch);
 }
 
 /* Sets up the walk of an adapter; returns whether any of its gradients is wanted. */

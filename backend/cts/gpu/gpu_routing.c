@@ -288,7 +288,7 @@ static void report_routes(void) {
     (void)snprintf(name, sizeof name, "route under a capacity of %d", capacity);
     gpu_report(name, route_under(capacity));
   }
-  static const int64_t bad[] = {0, 31, 1023, 1024, 33333, 39999};
+  static const int64_t bad[] = {0, 31, 255, 256, 1024, 33333, 39999};
   for (size_t b = 0; b < sizeof bad / sizeof bad[0]; ++b) {
     char name[64];
     (void)snprintf(name, sizeof name, "route, id %lld is bad", (long long)bad[b]);

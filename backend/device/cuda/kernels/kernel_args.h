@@ -15,7 +15,7 @@ enum {
   SLUICE_CUDA_MAX_RUNS = 128,        /* runs per launch of move_rows: 3 KiB of parameters, of the portable 4 KiB */
   SLUICE_CUDA_MAX_WORDS = 480,       /* words per launch of write_words */
   SLUICE_CUDA_UNIT_EXPERTS = 160,    /* experts per launch of an activation */
-  SLUICE_CUDA_ROUTE_TILE = 1024,     /* routes that one warp counts */
+  SLUICE_CUDA_ROUTE_TILE = 256,      /* routes that one warp counts */
   SLUICE_CUDA_ADAM_TILE = 1024,      /* elements of a parameter per warp */
   SLUICE_CUDA_TOKEN_COPY_RUNS = 112, /* runs per launch of token_copy_place */
   SLUICE_CUDA_DECODED = 64,          /* weights per launch that decodes packed ones */

@@ -272,3 +272,4 @@ def test_Benchmark_TinyCells_FindAllThatIsJudged(pipe2: Ranks) -> None:
     assert all(len(each) == plans["stall"]["pairs"] for each in found["stall"]["seconds"].values())
     assert len(found["latencies"]["still"]) == plans["latencies"]["micro_batches"]
     assert found["decided"]["noise_batches"] == 2
+    assert found["ways"] and all(row["live"] > 0 and row["drained"] > 0 for row in found["ways"])

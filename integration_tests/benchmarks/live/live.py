@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost and gain of moving layers between stages while a pipeline of DeepSpeed trains.
 
-Layers sleep instead of computing, so that only engine, messages and moves are measured. Three cells:
+Layers sleep instead of computing, so that only engine, messages and moves are measured. Four cells:
 
 stall      two stages. Steps without a move, with a layer that moves between two batches, and with a layer that moves
            during a batch, in turns in one process. The moving layer does not sleep, so that only its move counts.
@@ -11,6 +11,9 @@ decided    four stages, "plan": "adaptive". The times of layers change 30 times,
            batches, and of the batches from AFTER on after a change, are compared with an engine that never moves
            layers, and with one whose layers are moved by hand to the best partition (the time of the moves does not
            count). Then layers vary by 10 %, which should move nothing.
+ways       four stages. Each of these changes, with layers of several sizes, is made in both ways, with as many batches:
+           in steps during batches, and by a drain before them. The way that the price chooses is compared with the
+           better one, and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from integration_tests.benchmarks.measuring.stats import quartiles
 
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/stages.md"
-OPTIONS = {"cells": Option(["stall", "latencies", "decided"], choices=("stall", "latencies", "decided")), "link": LINK}
+NAMES = ("stall", "latencies", "decided", "ways")
+OPTIONS = {"cells": Option(list(NAMES), choices=NAMES), "link": LINK}
 SMOKE = {"link": "none"}
 CELLS: dict[str, dict[str, Any]] = {
     "stall": {"stages": 2, "micro_batches": 16, "elements": 1024, "weights": 2 << 20, "forward_s": 0.005, "pairs": 12},
@@ -44,12 +48,18 @@ CELLS: dict[str, dict[str, Any]] = {
         **{"stages": 4, "micro_batches": 8, "elements": 1024, "weights": 64 << 10, "layers": 24, "base_s": 0.003},
         **{"changes": 30, "batches": 15, "static_batches": 3, "noise_batches": 200},
     },
+    "ways": {
+        **{"stages": 4, "micro_batches": 8, "elements": 1024, "layers": 24, "base_s": 0.003, "changes": 30},
+        **{"sizes_mib": [4, 32, 64]},
+    },
 }
 TINY: dict[str, dict[str, Any]] = {
     "stall": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 2},
     "latencies": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 1},
     "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 7, "noise_batches": 2},
+    "ways": {"stages": 2, "micro_batches": 2, "layers": 6, "base_s": 0.001, "changes": 2, "sizes_mib": [1]},
 }
+LARGE_MIB, LEAST_LIVE = 32, 0.8  # layers of this size and more move during batches in this share of moves
 AFTER = 5  # batches after a change until the partition must be close to the best
 Verdict = tuple[str, bool]
 
@@ -126,10 +136,39 @@ def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]
     ]
 
 
-JUDGES: dict[str, Callable[[dict[str, Any], dict[str, Any]], list[Verdict]]] = {
+def judged_ways(cell: dict[str, Any], found: list[dict[str, Any]]) -> list[Verdict]:
+    """The share of live moves for each size, and the chosen way against the better one. Times are of the move and its
+    batches together."""
+    lines = []
+    for mib in cell["sizes_mib"]:
+        rows = [row for row in found if row["mib"] == mib]
+        share = sum(row["is_live"] for row in rows) / len(rows)
+        chosen = [row["live" if row["is_live"] else "drained"] for row in rows]
+        ratios = [took / min(row["live"], row["drained"]) for took, row in zip(chosen, rows)]
+        least = LEAST_LIVE if mib >= LARGE_MIB else 0.0
+        totals = ", ".join(f"{way} {sum(row[way] for row in rows):.1f} s" for way in ("live", "drained"))
+        middle = statistics.median(ratios)
+        lines += [
+            (
+                f"layers of {mib} MiB: {share:.2f} of {len(rows)} moves are made during batches"
+                + (f" (wanted: {least})" if least else "")
+                + f", the longest in {max(row['steps'] for row in rows)}",
+                share >= least,
+            ),
+            (
+                f"layers of {mib} MiB: the chosen way takes {sum(chosen):.1f} s ({totals}); {middle:.2f} of the better "
+                f"one, at most {max(ratios):.2f} (wanted: 1.10)",
+                max(ratios) <= 1.10,
+            ),
+        ]
+    return lines
+
+
+JUDGES: dict[str, Callable[[dict[str, Any], Any], list[Verdict]]] = {
     "stall": judged_stall,
     "latencies": judged_latencies,
     "decided": judged_decided,
+    "ways": judged_ways,
 }
 
 

@@ -12,24 +12,33 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from sluice.adapters.deepspeed.pipeline import live_layers
+from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.torch import Migration
-from sluice.planning.layer_moves import best_parts, slowest_stage
+from sluice.planning.layer_moves import (
+    MoveRates,
+    Path,
+    Steps,
+    best_parts,
+    busiest_bytes_of,
+    priced,
+    slowest_stage,
+    steps_to,
+)
 
 from integration_tests.benchmarks.live import live_changes, live_work
 from integration_tests.benchmarks.live.live_work import Clock
 from integration_tests.benchmarks.measuring import launch
-from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, gather, seconds_of
 
 
 class Trainer:
-    """One engine. key: the "pipeline" section of its config."""
+    """One engine. key: the "pipeline" section of its config; frozen: bytes of each layer in addition to its weight."""
 
-    def __init__(self, plan: dict[str, Any], elements: list[int], key: dict[str, Any]) -> None:
+    def __init__(self, plan: dict[str, Any], elements: list[int], key: dict[str, Any], frozen: int = 0) -> None:
         torch.manual_seed(3)
         self.plan = plan
-        net = live_work.module_of(elements, plan["stages"])
+        net = live_work.module_of(elements, plan["stages"], frozen)
         values = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": plan["micro_batches"],
@@ -37,7 +46,8 @@ class Trainer:
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-6, "torch_adam": True}},
             "sluice": {"enabled": True, "pipeline": key},
         }
-        self.engine = deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=values)[0]
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self.engine = deepspeed.initialize(model=net, model_parameters=trained, config=values)[0]
 
     @property
     def parts(self) -> list[int]:
@@ -198,6 +208,65 @@ def noise(plan: dict[str, Any], own: Trainer, layers: int) -> dict[str, Any]:
     return {"noise_moves": own.stats()["layers"]["moves"] - before, "noise_batches": plan["noise_batches"]}
 
 
+def ways(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Makes moves of layers of several sizes in both ways, in turns, with equally many batches, and says which way the
+    price would have chosen. The rates in the price are those of the move before, as with "plan": "adaptive"."""
+    layers, found = plan["layers"], []
+    for mib in plan["sizes_mib"]:
+        sizes = [mib << 20] * layers
+        trainer = Trainer(plan, [16] * layers, {"policy": "1f1b_hint"}, mib << 20)
+        Clock.seconds = [plan["base_s"]] * layers
+        for _ in range(3):
+            trainer.train()
+        rates, number = MoveRates(1e8), -1
+        for forwards in list(live_changes.changes(layers, plan["base_s"]))[: plan["changes"] + 1]:
+            Clock.seconds, seconds, parts = forwards, [3 * each for each in forwards], tuple(trainer.parts)
+            target = best_parts(seconds, parts, sizes)
+            if target == parts:
+                continue
+            number += 1
+            trainer.train()
+            way = priced(parts, target, seconds, sizes, rates, plan["micro_batches"])
+            nearest = (parts, *steps_to(parts, target, seconds))
+            path = Steps(seconds, sizes, rates, plan["micro_batches"], None).cheaper(nearest)[1:]
+            took: dict[str, float] = {}
+            for side in ("live", "drained") if number % 2 else ("drained", "live"):
+                if tuple(trainer.parts) != parts:
+                    moving_layers.move(trainer.engine, parts)
+                costs: list[tuple[float, float]] = []  # of this rank's moves: seconds, and those or bytes of transfers
+                took[side] = seconds_of(partial(_moved, trainer, target, path, side == "live", costs))
+                assert tuple(trainer.parts) == target
+                own, travel = (max(each) for each in zip(*(one for every in gather(costs) for one in every)))
+                if side == "live":
+                    rates = rates._replace(commit_s=max(0.0, own - travel / rates.link))
+                else:
+                    link = busiest_bytes_of(parts, target, sizes) / max(travel, 1e-9)
+                    rates = rates._replace(link=link, drain_s=max(0.0, own - travel))
+            if number > 0:  # the first move learns rates
+                priced_s = {"live_s": way.live_s, "drained_s": way.drained_s}
+                found.append({"mib": mib, "is_live": bool(way.steps), "steps": len(path), **took, **priced_s})
+            report(len(found), len(plan["sizes_mib"]) * plan["changes"], "ways")
+        trainer.end()
+    return found
+
+
+def _moved(
+    trainer: Trainer, target: tuple[int, ...], path: Path, is_live: bool, costs: list[tuple[float, float]]
+) -> None:
+    """Moves layers to the target and trains as many batches as the path has steps."""
+    if not is_live:
+        begun = time.perf_counter()
+        travel_s = moving_layers.move(trainer.engine, target).travel_s
+        costs.append((time.perf_counter() - begun, travel_s))
+    for parts in path:
+        if is_live:
+            trainer.engine.sluice.move_layers(list(parts), live=True)
+        trainer.train()
+        if is_live:
+            live = trainer.engine.sluice.pipeline.live
+            costs.append((live.exposed_s, live.late_bytes))
+
+
 def report(done: int, of: int, name: str) -> None:
     if dist.get_rank() == 0:
         launch.report(done=done, of=of, name=name)
@@ -207,6 +276,7 @@ CELLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "stall": stall,
     "latencies": latencies,
     "decided": decided,
+    "ways": ways,
 }
 
 

@@ -52,20 +52,23 @@ class _Pass(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Sleeps for the time of its number. elements: the size of its weight, for which AdamW keeps two moments."""
+    """Sleeps for the time of its number. elements: the size of its weight, for which AdamW keeps two moments; frozen:
+    bytes that only matter when they are sent."""
 
-    def __init__(self, number: int, elements: int) -> None:
+    def __init__(self, number: int, elements: int, frozen: int = 0) -> None:
         super().__init__()
         self.number, self.weight = number, nn.Parameter(torch.ones(elements))
+        if frozen:
+            self.frozen = nn.Parameter(torch.ones(frozen, dtype=torch.uint8), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Pass.apply(x, self.weight, self.number)
 
 
-def module_of(elements: Sequence[int], stages: int) -> PipelineModule:
+def module_of(elements: Sequence[int], stages: int, frozen: int = 0) -> PipelineModule:
     """A pipeline with a layer for each entry of `elements`."""
     return PipelineModule(
-        [LayerSpec(Layer, number, count) for number, count in enumerate(elements)],
+        [LayerSpec(Layer, number, count, frozen) for number, count in enumerate(elements)],
         num_stages=stages,
         loss_fn=lambda output, label: (output.mean() - label.mean()) ** 2,
         partition_method="uniform",

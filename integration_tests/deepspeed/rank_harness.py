@@ -87,7 +87,7 @@ class Ranks:
 
     worker = HERE / "rank_worker.py"
     # The imports of every case. Sluice is not among them, because some cases test when it is imported.
-    imports = ("torch", "deepspeed", "deepspeed.module_inject", "torch._dynamo", "torch.onnx")
+    imports = ("torch", "deepspeed", "deepspeed.module_inject", "torch._dynamo", "torch.onnx", "known_processor")
     python_path = ""  # PYTHONPATH of the worker, if set
 
     def __init__(self, world: int, **environment: str) -> None:

@@ -6,4 +6,4 @@ export TORCHDYNAMO_DISABLE=1                              # no Inductor build of
 export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"            # no probing, no warning; a GPU run sets it itself
 export TORCH_EXTENSIONS_DIR="$ROOT/.venv/torch_extensions" # DeepSpeed's shm op, built once by setup.sh
 export PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
-unset PYTHONHOME PYTHONPATH
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE # the modules of tests are compiled once

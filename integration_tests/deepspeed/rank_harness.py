@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,17 @@ def _gloo_threads(pid: int) -> int:
         for task in Path(f"/proc/{pid}/task").iterdir():
             names.append((task / "comm").read_text().strip())
     return names.count("gloo_tcp_loop")
+
+
+def fixture_of(make: Callable[[], Ranks], scope: str = "module") -> Any:
+    """A fixture with a set of ranks, which the tests of a file share; with scope "function", a test may break it."""
+
+    @pytest.fixture(scope=scope)
+    def ranks() -> Iterator[Ranks]:
+        with make() as made:
+            yield made
+
+    return ranks
 
 
 class RankFailure(AssertionError):
@@ -142,6 +153,12 @@ class Ranks:
     def groups(self) -> int:
         """The largest number of process groups on a rank, from its number of gloo threads."""
         return max((_gloo_threads(process.pid) for process in self._processes), default=0)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Ends the processes: first by closing their input, then by kill."""

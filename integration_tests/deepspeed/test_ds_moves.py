@@ -178,12 +178,9 @@ def test_Move_ThatForgets_IsSeen(pipe2: Ranks, case: str, forget: str) -> None:
 
 def test_Move_ThatForgetsTheStepOfAGroup_StopsTheNext() -> None:
     """A flat group has one step count, so stages with different step counts cannot exchange layers."""
-    ranks = Ranks(2)
-    try:
+    with Ranks(2) as ranks:
         with pytest.raises(RankFailure, match='"group 0: step" is .*5.* on rank 0 and .*3.* on rank 1'):
             ranks.run("cases_moves:moved", steps=12, every=3, stages=2, forget="step", **TWO["bf16"])
-    finally:
-        ranks.stop()
 
 
 def test_Move_GradientsThatAreThere_GoWithTheirLayer(pipe2: Ranks) -> None:

@@ -84,13 +84,11 @@ def test_RanksThatDiffer_AreNamedWithTheirValues(fresh2: Ranks) -> None:
 
 
 @pytest.mark.parametrize("where,stage", [("forward", 1), ("backward", 0), ("load", 3)])
-def test_CallbackRaises_AllAreTold_AndTheNextBatchesAreAsIfNothingHadBeen(where: str, stage: int) -> None:
-    ranks = Ranks(4)
+def test_CallbackRaises_AllAreTold_AndTheNextBatchesAreAsIfNothingHadBeen(
+    fresh4: Ranks, where: str, stage: int
+) -> None:
     config = {"zero_optimization": {"stage": 1}} if where == "backward" else {}
-    try:
-        answers = ranks.run("cases_pipe_refused:failing", stage=stage, where=where, stages=4, config=config)
-    finally:
-        ranks.stop()
+    answers = fresh4.run("cases_pipe_refused:failing", stage=stage, where=where, stages=4, config=config)
     own = "StopIteration" if where == "load" else "RuntimeError"
     for rank, found in enumerate(answers):
         for kind, message in found["errors"]:
@@ -104,23 +102,14 @@ def test_CallbackRaises_AllAreTold_AndTheNextBatchesAreAsIfNothingHadBeen(where:
         assert found["ours"] == found["stock"], rank
 
 
-def test_StageIsKilled_IsNamedOnAllOthers() -> None:
-    ranks = Ranks(4)
-    try:
-        answers = ranks.try_run("cases_pipe_refused:killed", dying=(1,), stage=1)
-    finally:
-        ranks.stop()
-    for rank, answer in enumerate(answers):
+def test_StageIsKilled_IsNamedOnAllOthers(fresh4: Ranks) -> None:
+    for rank, answer in enumerate(fresh4.try_run("cases_pipe_refused:killed", dying=(1,), stage=1)):
         if rank != 1:
             kind, message = answer["result"]
             assert kind == "PeerLost" and "rank 1" in message, answer
 
 
-def test_UnequalMicroBatches_AreAMismatch_AndTheNextBatchWorks() -> None:
-    ranks = Ranks(4)
-    try:
-        answers: list[Any] = ranks.run("cases_pipe_refused:unequal")
-    finally:
-        ranks.stop()
+def test_UnequalMicroBatches_AreAMismatch_AndTheNextBatchWorks(fresh4: Ranks) -> None:
+    answers: list[Any] = fresh4.run("cases_pipe_refused:unequal")
     for kind, message, works in answers:
         assert kind == "Mismatch" and "rank 0" in message and works == "True", answers

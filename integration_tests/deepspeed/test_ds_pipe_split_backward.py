@@ -86,11 +86,8 @@ def test_ExpertsInStages_SplitWeights_LossesAsStock(pipe2x2: Ranks) -> None:
 
 
 def test_CallbackRaises_SplitWeights_TheNextBatchesAreAsIfNothingHadBeen() -> None:
-    ranks = Ranks(2)
-    try:
+    with Ranks(2) as ranks:
         answers = ranks.run("cases_pipe_refused:failing", stage=0, where="backward", stages=2, pipeline=SPLIT)
-    finally:
-        ranks.stop()
     for rank, found in enumerate(answers):
         assert [kind for kind, _ in found["errors"]] == ["PeerRefused" if rank else "RuntimeError"] * 2, found["errors"]
         assert found["stats"]["num_failed"] == 2 and found["ours"] == found["stock"], rank

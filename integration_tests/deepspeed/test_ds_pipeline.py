@@ -3,30 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from host_release import CHECKPOINTING, old_host_fails
 from rank_harness import Ranks
-
-# Other tests must not use these ranks, because the host keeps the pipe's topology in a global until the process ends.
-
-
-@pytest.fixture(scope="module")
-def pipes2() -> Iterator[Ranks]:
-    """Two stages of one rank each."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def pipes4() -> Iterator[Ranks]:
-    """Two stages of two ranks, each with an expert-parallel group."""
-    ranks = Ranks(4)
-    yield ranks
-    ranks.stop()
 
 
 def _compare(answers: list[Any], swapped_on: list[int], outstanding: list[int] | None) -> None:
@@ -44,33 +25,30 @@ def _compare(answers: list[Any], swapped_on: list[int], outstanding: list[int] |
 
 @pytest.mark.parametrize("expert", ["relu", "tuple"])
 @pytest.mark.parametrize("k", [1, 2])
-def test_TwoStages_ExpertsInBoth_LossesAsStock(pipes2: Ranks, k: int, expert: str) -> None:
+def test_TwoStages_ExpertsInBoth_LossesAsStock(pipe2: Ranks, k: int, expert: str) -> None:
     block = {"ep_size": 1, "k": k, "expert": expert}
-    answers = pipes2.run("cases_pipeline:parity", blocks=[block, block], stages=2)
+    answers = pipe2.run("cases_pipeline:parity", blocks=[block, block], stages=2)
     _compare(answers, swapped_on=[1, 1], outstanding=[2, 1])
 
 
 def test_TwoStages_ExpertsInOneAlone_TheOtherHasNoNumbersAndNoError() -> None:
-    ranks = Ranks(2)
-    try:
+    with Ranks(2) as ranks:
         blocks = [None, {"ep_size": 1, "k": 1}]
         answers = ranks.run("cases_pipeline:once", blocks=blocks, stages=2, steps=1, with_sluice=True)
-    finally:
-        ranks.stop()
     assert [len(found["computed_by"]) for found in answers] == [0, 1]
     assert [found["asked"] for found in answers] == [[True, True]] * 2  # for the engine and for its module
 
 
-def test_TwoStages_GroupOfTwoInEach_LossesAsStock(pipes4: Ranks) -> None:
+def test_TwoStages_GroupOfTwoInEach_LossesAsStock(pipe2x2: Ranks) -> None:
     block = {"ep_size": 2, "k": 2, "expert": "gated"}
-    answers = pipes4.run("cases_pipeline:parity", blocks=[block, {**block, "drop_tokens": False}], stages=2)
+    answers = pipe2x2.run("cases_pipeline:parity", blocks=[block, {**block, "drop_tokens": False}], stages=2)
     _compare(answers, swapped_on=[1, 1, 1, 1], outstanding=[2, 2, 1, 1])
 
 
-def test_TwoStages_SeveralBlocksInOne_GraphIsWalkedForEachTensorHandedOn(pipes4: Ranks) -> None:
+def test_TwoStages_SeveralBlocksInOne_GraphIsWalkedForEachTensorHandedOn(pipe2x2: Ranks) -> None:
     """The host walks a stage's graph once for the rows and once for the gates' losses."""
     block = {"ep_size": 2, "k": 2}
-    answers = pipes4.run("cases_pipeline:parity", blocks=[block, {**block, "expert": "tuple"}, block, None], stages=2)
+    answers = pipe2x2.run("cases_pipeline:parity", blocks=[block, {**block, "expert": "tuple"}, block, None], stages=2)
     _compare(answers, swapped_on=[2, 2, 1, 1], outstanding=[2, 2, 1, 1])
 
 
@@ -79,14 +57,14 @@ def test_TwoStages_SeveralBlocksInOne_GraphIsWalkedForEachTensorHandedOn(pipes4:
     [{}, {"chunks": None, "tuner": {"mode": "profile"}}, {"chunks": None, "memory_budget": "32MiB"}],
     ids=["two chunks", "chosen chunks", "chosen plans"],
 )
-def test_TwoStages_ZeroOneAndCheckpointing_LossesAsStock(pipes4: Ranks, section: dict[str, Any]) -> None:
+def test_TwoStages_ZeroOneAndCheckpointing_LossesAsStock(pipe2x2: Ranks, section: dict[str, Any]) -> None:
     """While the tuner tries numbers of chunks, outstanding forwards have different n."""
     old_host_fails(CHECKPOINTING)
     # With the reentrant form DeepSpeed itself fails if a stage passes on several tensors.
     block = {"ep_size": 2, "k": 2}
     pipeline = {"activation_checkpoint_interval": 1, "use_reentrant": False}
     config = {"zero_optimization": {"stage": 1}, "pipeline": pipeline}
-    answers = pipes4.run(
+    answers = pipe2x2.run(
         "cases_pipeline:parity", blocks=[block, block], stages=2, steps=5, sluice=section, config=config
     )
     _compare(answers, swapped_on=[1, 1, 1, 1], outstanding=None)
@@ -95,13 +73,10 @@ def test_TwoStages_ZeroOneAndCheckpointing_LossesAsStock(pipes4: Ranks, section:
 def test_ExpertsInTheSecondStageAlone_ItsFirstRankSaysTheBanner() -> None:
     sides, banners = [], []
     for with_sluice in (False, True):
-        ranks = Ranks(4)
-        try:
+        with Ranks(4) as ranks:
             blocks = [None, {"ep_size": 2, "k": 1}]
             sides.append(ranks.run("cases_pipeline:once", blocks=blocks, stages=2, steps=3, with_sluice=with_sluice))
             said = [ranks.output(rank).splitlines() for rank in range(4)]
-        finally:
-            ranks.stop()
         banners.append([[line for line in lines if "MoE layers run on Sluice" in line] for lines in said])
     _compare(list(zip(*sides)), swapped_on=[0, 0, 1, 1], outstanding=[0, 0, 1, 1])
     assert banners[0] == [[]] * 4
@@ -110,16 +85,11 @@ def test_ExpertsInTheSecondStageAlone_ItsFirstRankSaysTheBanner() -> None:
     assert "stage 1 of 2: 1 of 1 MoE layers" in banners[1][2][0]
 
 
-def test_FourStages_FourForwardsOutstandingUnderABudget_LossesAsStock() -> None:
-    ranks = Ranks(4)
+def test_FourStages_FourForwardsOutstandingUnderABudget_LossesAsStock(fresh4: Ranks) -> None:
     block = {"ep_size": 1, "k": 2}
     budget = 32 << 20
     section = {"chunks": None, "memory_budget": budget, "max_outstanding": 4}
-    try:
-        answers = ranks.run(
-            "cases_pipeline:parity", blocks=[block, block, None, block, None, block], stages=4, steps=5, sluice=section
-        )
-    finally:
-        ranks.stop()
+    blocks = [block, block, None, block, None, block]
+    answers = fresh4.run("cases_pipeline:parity", blocks=blocks, stages=4, steps=5, sluice=section)
     _compare(answers, swapped_on=[1, 1, 1, 1], outstanding=[4, 3, 2, 1])
     assert all(0 < swapped["peak_bytes"] <= budget for _, swapped in answers)

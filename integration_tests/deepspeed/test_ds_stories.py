@@ -126,12 +126,9 @@ ENDS = [(how, where) for how in ("stops", "dies") for where in ("forward", "back
 
 def _ends(case: tuple[str, str]) -> list[dict[str, Any]]:
     how, where = case
-    ranks = Ranks(3)
     gone = {"stopping": (1,)} if how == "stops" else {"dying": (1,)}
-    try:
+    with Ranks(3) as ranks:
         return ranks.try_run("cases_stories:one_expert_stops", where=where, how=how, **gone)
-    finally:
-        ranks.stop()
 
 
 @functools.cache
@@ -157,11 +154,8 @@ def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(how: str, where: str) -
 def test_CtrlC_WhileAnotherRankIsAwaited_EndsTheLoopWithinASecond() -> None:
     took = []
     while not took or (min(took) > 1 and len(took) < 3):  # the fastest of three, because the machine may be busy
-        ranks = Ranks(2)
-        try:
+        with Ranks(2) as ranks:
             found, _ = ranks.run("cases_stories:interrupted_in_training")
-        finally:
-            ranks.stop()
         assert found["seen"] == "KeyboardInterrupt"
         assert found["s"] < SOON and found["unswap_s"] < SOON, found
         took.append(found["s"])

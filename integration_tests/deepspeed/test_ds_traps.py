@@ -115,11 +115,8 @@ def test_Trap10_HostsMessagesInBetween_StaySeparate(ranks2: Ranks) -> None:
 
 
 def _skips(drop: bool) -> list[Any]:
-    ranks = Ranks(2)
-    try:
+    with Ranks(2) as ranks:
         return ranks.try_run("cases_ranks:one_rank_skips", drop=drop, how="skip")
-    finally:
-        ranks.stop()
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
 from mg_ranks import EVERY, NEWEST, OLDEST, MegatronRanks  # noqa: E402
-from rank_harness import ranks_rest  # noqa: E402, F401
+from rank_harness import fixture_of, ranks_rest  # noqa: E402, F401
 
 for name in ("SLUICE", "SLUICE_OPTIONS"):
     os.environ.pop(name, None)
@@ -67,17 +67,5 @@ def oldest4(sets: Sets) -> MegatronRanks:
     return sets(4, OLDEST)
 
 
-@pytest.fixture
-def fresh2() -> Iterator[MegatronRanks]:
-    """Yields two ranks that a test may break."""
-    ranks = MegatronRanks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture
-def fresh4() -> Iterator[MegatronRanks]:
-    """Yields four ranks that a test may break."""
-    ranks = MegatronRanks(4)
-    yield ranks
-    ranks.stop()
+fresh2 = fixture_of(lambda: MegatronRanks(2), "function")
+fresh4 = fixture_of(lambda: MegatronRanks(4), "function")

@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
-from rank_harness import Ranks, ranks_rest  # noqa: E402, F401
+from rank_harness import fixture_of, ranks_rest  # noqa: E402, F401
 from tf_ranks import TransformersRanks  # noqa: E402
 
 for name in ("SLUICE", "SLUICE_OPTIONS"):
@@ -32,19 +32,8 @@ def one_gemm() -> Iterator[None]:
     sluice.configure()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Two ranks."""
-    ranks = TransformersRanks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def four_ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(4)
-    yield ranks
-    ranks.stop()
+ranks, four_ranks = fixture_of(lambda: TransformersRanks(2)), fixture_of(lambda: TransformersRanks(4))
+fresh2 = fixture_of(lambda: TransformersRanks(2), "function")
 
 
 @pytest.fixture(scope="module")

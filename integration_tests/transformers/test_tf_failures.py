@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tf_models
 from rank_harness import Ranks
-from tf_ranks import TransformersRanks
 
 SOON = 60.0  # seconds: far below the timeout of the groups
-
-
-@pytest.fixture
-def fresh2() -> Iterator[Ranks]:
-    ranks = TransformersRanks(2)
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture(scope="module")

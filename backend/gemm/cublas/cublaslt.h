@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Single GEMMs with cuBLASLt, which is opened at run time through one table of symbols. The heuristics of cuBLASLt
  * choose an algorithm by sizes, strides and alignment, which is cached. Up to 128 rows of an expert are rounded up to a
- * multiple of 16, more rows to a multiple of 128, and cuBLASLt checks the algorithm for the exact number. Internal to gemm/cublas, which uses
- * it for SLUICE_CUBLAS_LT (cublas_choice.h). Without the library, all GEMMs go through cuBLAS. */
+ * multiple of 16, more rows to a multiple of 128, and cuBLASLt checks the algorithm for the exact number. Internal to
+ * gemm/cublas, which uses it for SLUICE_CUBLAS_LT (cublas_choice.h). Without the library, all GEMMs go through cuBLAS.
+ */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
 

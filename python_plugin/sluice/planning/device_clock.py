@@ -22,8 +22,8 @@ LEAST = 1e-12  # seconds: tolerance for rounding
 
 @dataclass
 class Work:
-    """Describes a kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of the SMs that it can fill; block:
-    seconds of one of its blocks, which keeps its SM until it ends."""
+    """Describes a kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of the SMs that it can
+    fill; block: seconds of one of its blocks, which keeps its SM until it ends."""
 
     kind: str
     seconds: float

@@ -192,6 +192,7 @@ static sluice_status_t make_layer(rank_t* r) {
   sluice_moe_config_init(&moe, sizeof moe);
   moe.model_width = s->model_width, moe.hidden_width = s->hidden_width;
   moe.num_experts = (int32_t)s->experts, moe.top_k = (int32_t)s->top_k, moe.num_chunks = (int32_t)s->chunks;
+  moe.deduplicate = (int32_t)s->deduplicate;
   moe.dtype = SLUICE_DTYPE_BF16, moe.activation = SLUICE_ACTIVATION_SILU, moe.gated = SLUICE_GATED_HALVES;
   moe.restore_input = SLUICE_RESTORE_REDISPATCH, moe.restore_pre_activation = SLUICE_RESTORE_KEEP;
   return sluice_moe_create(r->context, &moe, &r->moe);
@@ -330,6 +331,7 @@ static sluice_status_t check(const sluice_dry_step_t* s) {
   SLUICE_TRY(check_number("experts", s->experts, 1, MOST_EXPERTS));
   SLUICE_TRY(check_number("top_k", s->top_k, 1, s->experts));
   SLUICE_TRY(check_number("chunks", s->chunks, 1, 64));
+  SLUICE_TRY(check_number("deduplicate", s->deduplicate, SLUICE_DEDUPLICATE_NONE, SLUICE_DEDUPLICATE_ANY));
   SLUICE_TRY(check_number("device_bytes", s->device_bytes, 1, INT64_MAX));
   if (s->experts % s->ranks == 0) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,

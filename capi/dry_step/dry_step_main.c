@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
       {"top_k", &step.top_k},
       {"chunks", &step.chunks},
       {"seed", &step.seed},
+      {"deduplicate", &step.deduplicate},
       {"device_bytes", &step.device_bytes},
   };
   for (int i = 1; i < argc; ++i) {

@@ -19,21 +19,39 @@ static const int64_t* received_of(const sluice_binding_t* b, int32_t chunk) {
 
 /* ---- out ---- */
 
-static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
-                                         sluice_transfer_t* out_transfer) {
+/* Copies the rows of the chunk's tokens into send order, without the rank's own token copies. */
+static void copy_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, char* out) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_moe_config_t* c = &pass->moe->shape.config;
-  const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
+  const sluice_token_span_t span = sluice_tokens_of(b, op->chunk);
+  const int64_t* sent = sent_of(b, op->chunk);
+  const int64_t stride = sluice_tensor_stride(tokens, 0), own_first = sent[self_of(pass)],
+                own_end = sent[self_of(pass) + 1];
+  const char* src = sluice_tensor_data(tokens);
+  if (kernels->scatter_rows != NULL) { /* reads the row of a token once for all ranks */
+    kernels->scatter_rows(stream, c->dtype, span.count, b->world_size, c->model_width,
+                          src + (uint64_t)(span.first * stride) * sluice_dtype_bytes(c->dtype), stride,
+                          b->token_copies.position_of_token + span.first * b->world_size, own_first, own_end, out);
+    return;
+  }
   const int32_t* token = b->token_copies.token + b->token_copies.first_sent[op->chunk];
+  kernels->gather_rows(stream, c->dtype, own_first, c->model_width, src, stride, token, out);
+  kernels->gather_rows(stream, c->dtype, sent[b->world_size] - own_end, c->model_width, src, stride, token + own_end,
+                       out + (uint64_t)own_first * pass->slots[SLUICE_T_SEND].row_bytes);
+}
+
+static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                                         sluice_transfer_t* out_transfer) {
+  const sluice_binding_t* b = &pass->binding;
+  const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
   uint64_t row_bytes = pass->slots[SLUICE_T_SEND].row_bytes;
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk);
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
+  copy_tokens(pass, op, tokens, out);
   for (int32_t r = 0; r < b->world_size; ++r) {
     int64_t token_copies = r == self_of(pass) ? 0 : sent[r + 1] - sent[r];
-    kernels->gather_rows(stream, c->dtype, token_copies, c->model_width, sluice_tensor_data(tokens),
-                         sluice_tensor_stride(tokens, 0), token + sent[r], out);
     pass->send[r] = out;
     pass->send_bytes[r] = (uint64_t)token_copies * row_bytes;
     pass->recv[r] = in + (uint64_t)received[r] * row_bytes;

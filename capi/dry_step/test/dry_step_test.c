@@ -229,6 +229,17 @@ TEST(DryStep_MoreExperts_TakeNoMoreLaunchesOrGroups) {
   assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES), groups);
 }
 
+/* Of tokens, of output gradients, and of tokens again: each token's row is read once for all ranks. */
+TEST(DryStep_DeduplicatedLayer_PacksCopiesByOneLaunch) {
+  sluice_dry_step_t step = small;
+  int64_t launches = 0;
+  step.ranks = 4, step.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+  char* text = record_of(&step);
+  for (const char* at = text; (at = strstr(at, "\"sluice_scatter_rows\"")) != NULL; ++at) ++launches;
+  free(text);
+  assert_int_equal(launches, 3 * step.ranks);
+}
+
 /* Gradients of gate and up that are one matrix are one GEMM, however it is stored. */
 TEST(DryStep_TransposedExperts_TakeNoMoreGemms) {
   sluice_dry_step_t step = small;

@@ -12,34 +12,35 @@
  *   vf_zero, vf_set1, vf_fma(a, b, c) = a * b + c, rounded once; for pairs, twice
  *   READS_RAW                     1: tiles can read B in place
  *
- * A tile is `rows` x 2 registers; each number of rows has its own function. */
+ * A tile is `rows` x 2 registers, or `rows` x 1 if it has few columns (products with one factor of an adapter). Each
+ * number of rows has its own functions. */
 
 enum { WIDTH = 2 * LANES, FLOAT_BYTES = 4, WIDTH_BYTES = WIDTH * FLOAT_BYTES, LINE = 64, AHEAD = 8 };
 
 #define ZERO(i)           \
   vf left##i = vf_zero(); \
   vf right##i = vf_zero();
-#define LOAD_AS(dtype, i)                                                   \
-  if (rows > (i)) {                                                         \
-    left##i = load(dtype, start + (i)*start_bytes, left_lanes);             \
-    right##i = load(dtype, start + (i)*start_bytes + half_in, right_lanes); \
+#define LOAD_AS(dtype, i)                                                                \
+  if (rows > (i)) {                                                                      \
+    left##i = load(dtype, start + (i)*start_bytes, left_lanes);                          \
+    if (!narrow) right##i = load(dtype, start + (i)*start_bytes + half_in, right_lanes); \
   }
 #define LOAD_F32(i)  LOAD_AS(SLUICE_DTYPE_F32, i)
 #define LOAD_BF16(i) LOAD_AS(SLUICE_DTYPE_BF16, i)
 #define LOAD_F16(i)  LOAD_AS(SLUICE_DTYPE_F16, i)
-#define STORE_AS(dtype, i)                                               \
-  if (rows > (i)) {                                                      \
-    store(dtype, out + (i)*out_bytes, left_lanes, left##i);              \
-    store(dtype, out + (i)*out_bytes + half_out, right_lanes, right##i); \
+#define STORE_AS(dtype, i)                                                            \
+  if (rows > (i)) {                                                                   \
+    store(dtype, out + (i)*out_bytes, left_lanes, left##i);                           \
+    if (!narrow) store(dtype, out + (i)*out_bytes + half_out, right_lanes, right##i); \
   }
 #define STORE_F32(i)  STORE_AS(SLUICE_DTYPE_F32, i)
 #define STORE_BF16(i) STORE_AS(SLUICE_DTYPE_BF16, i)
 #define STORE_F16(i)  STORE_AS(SLUICE_DTYPE_F16, i)
-#define MULTIPLY(i)                     \
-  if (rows > (i)) {                     \
-    const vf x = vf_set1(a[i]);         \
-    left##i = vf_fma(x, b0, left##i);   \
-    right##i = vf_fma(x, b1, right##i); \
+#define MULTIPLY(i)                                  \
+  if (rows > (i)) {                                  \
+    const vf x = vf_set1(a[i]);                      \
+    left##i = vf_fma(x, b0, left##i);                \
+    if (!narrow) right##i = vf_fma(x, b1, right##i); \
   }
 /* One step of k. With raw, B is packed in the same loop, without a separate pass. Rows of B are often a page apart, so
  * each is prefetched AHEAD steps before its use, from the cache level that the driver's prefetch fills. */
@@ -63,7 +64,7 @@ enum { WIDTH = 2 * LANES, FLOAT_BYTES = 4, WIDTH_BYTES = WIDTH * FLOAT_BYTES, LI
     b += WIDTH;                                                                           \
   } while (0)
 
-INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t* t,
+INLINE void tile_of(const int rows, const int packs, const int narrow, const sluice_native_tile_t* t,
                     sluice_native_prefetch_t* prefetch) {
   const lanes_t left_lanes = first_lanes(t->cols);
   const lanes_t right_lanes = first_lanes(t->cols - LANES);
@@ -141,25 +142,32 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
 
 #define TILE(i)                                                                                \
   static void tile_##i(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
-    tile_of((i) + 1, 0, tile, prefetch);                                                       \
+    tile_of((i) + 1, 0, 0, tile, prefetch);                                                    \
+  }
+#define NARROW(i)                                                                                \
+  static void narrow_##i(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
+    tile_of((i) + 1, 0, 1, tile, prefetch);                                                      \
   }
 #define PACK(i)                                                                                \
   static void pack_##i(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
-    tile_of((i) + 1, 1, tile, prefetch);                                                       \
+    tile_of((i) + 1, 1, 0, tile, prefetch);                                                    \
   }
-#define TILE_NAME(i) tile_##i,
-#define PACK_NAME(i) pack_##i,
+#define TILE_NAME(i)   tile_##i,
+#define NARROW_NAME(i) narrow_##i,
+#define PACK_NAME(i)   pack_##i,
 EACH_ROW(TILE)
+EACH_ROW(NARROW)
 #if READS_RAW
 EACH_ROW(PACK)
 #endif
 
 static void run_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
-  static void (*const tiles[1 + READS_RAW][MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
+  static void (*const tiles[2 + READS_RAW][MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
     {EACH_ROW(TILE_NAME)},
+    {EACH_ROW(NARROW_NAME)},
 #if READS_RAW
     {EACH_ROW(PACK_NAME)},
 #endif
   };
-  tiles[tile->raw != NULL][tile->rows - 1](tile, prefetch);
+  tiles[tile->raw != NULL ? 1 + READS_RAW : tile->cols <= LANES][tile->rows - 1](tile, prefetch);
 }

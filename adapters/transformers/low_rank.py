@@ -218,7 +218,7 @@ def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | 
                 None,
             )
         a = a.view(count, -1, a.shape[1])
-        b = b.view(b.shape[0], -1, count).permute(2, 0, 1)
+        b = b.view(-1, count).t().view(count, b.shape[0], -1)  # torch transposes a gradient of two dimensions faster
         a, b = (a, b) if wanted is None else (_of(a, wanted), _of(b, wanted))
         split.append(Factors(a, b, term.scale))
     return joined(split, dtype)

@@ -10,6 +10,8 @@
 /* Headers, counts and tables of routes are smaller. Rows of at most this size are copied needlessly, which does no
  * harm. */
 #define MOST_CARRIED ((uint64_t)1 << 20)
+/* A step keeps its tables of routes by a copy, and some begin with a fill. */
+#define MOST_COPIED ((uint64_t)1 << 24)
 
 static struct {
   int is_dry, is_on;
@@ -22,6 +24,7 @@ static struct {
 int sluice_fake_is_dry(void) { return record.is_dry; }
 int sluice_fake_is_recorded(void) { return record.is_on; }
 int sluice_fake_is_carried(uint64_t bytes) { return !record.is_dry || bytes <= MOST_CARRIED; }
+int sluice_fake_is_copied(uint64_t bytes) { return !record.is_dry || bytes <= MOST_COPIED; }
 
 int sluice_fake_is_executed(const char* kernel) {
   static const char* const orders[] = {"sluice_route_", "sluice_token_copy_", "sluice_write_words"};

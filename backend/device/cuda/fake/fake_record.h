@@ -63,7 +63,8 @@ void sluice_fake_count_bytes(uint64_t bytes, int is_write);
 void sluice_fake_note_priorities(void); /* of all streams */
 int sluice_fake_is_dry(void);
 int sluice_fake_is_recorded(void);
-int sluice_fake_is_carried(uint64_t bytes); /* whether a copy or message of that size is executed */
+int sluice_fake_is_carried(uint64_t bytes); /* whether a message of that size is executed */
+int sluice_fake_is_copied(uint64_t bytes);  /* whether a copy or fill of that size is */
 int sluice_fake_is_executed(const char* kernel);
 void sluice_fake_forget_record(void); /* of a reset */
 

@@ -16,7 +16,7 @@ typedef struct copy_s {
 
 static void run_copy(void* user) {
   const copy_t* copy = user;
-  if (!sluice_fake_is_carried(copy->bytes)) return;
+  if (!sluice_fake_is_copied(copy->bytes)) return;
   if (copy->from != NULL) {
     memmove(copy->to, copy->from, copy->bytes);
   } else {

@@ -157,6 +157,13 @@ TEST_FIXTURE(Dry_RoutesAndSmallCopies_AreDone, open_driver, close_driver) {
   launch("sluice_route_scan_tiles", &args, 1);
   copy(ids, counts, 12);
   for (int i = 0; i < 3; ++i) assert_int_equal(ids[i], 2);
+  const uint64_t table = 4 << 20; /* of routes, as a step keeps it */
+  char *routes = allocate(table), *kept = allocate(table);
+  routes[table - 1] = 7;
+  copy(kept, routes, table);
+  assert_int_equal(kept[table - 1], 7);
+  release(routes);
+  release(kept);
   release(ids);
   release(tiles);
   release(counts);

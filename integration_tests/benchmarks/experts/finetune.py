@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from integration_tests.benchmarks.experts.experts_block import SHAPES
-from integration_tests.benchmarks.measuring import pages
+from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import LINK, Bench, Option
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
@@ -56,13 +56,13 @@ OPTIONS = {
 }
 SMOKE = {"shape": "smoke", "tokens": 32, "rank": 4, "steps": 1, "rounds": 1, "link": "none", "vocabulary": 64}
 SIDES = ("frozen", "lora", "stock", "packed")
-# Each mark: the sentence, two times whose ratio is measured, and the limit. rows_N is a step with N rows per expert.
+# Each mark: the ratio, the two times that it divides, and the limit. rows_N is a step with N rows per expert.
 MARKS = (
-    ("a LoRA step takes {:.2f} of a step with frozen experts", ("lora", "step"), ("frozen", "step"), "<=", 1.15),
-    ("PEFT on `grouped_mm` takes {:.2f} of the LoRA step", ("stock", "step"), ("lora", "step"), ">=", 2.0),
-    ("MXFP4 takes {:.2f} of dense, 64 rows per expert", ("packed", "rows_64"), ("frozen", "rows_64"), "<=", 1.05),
-    ("MXFP4 takes {:.2f} of dense, 8 rows per expert", ("packed", "rows_8"), ("frozen", "rows_8"), "", 0.0),
-    ("MXFP4 takes {:.2f} of dense, 1 row per expert", ("packed", "rows_1"), ("frozen", "rows_1"), "<=", 0.6),
+    ("LoRA step ÷ frozen step", ("lora", "step"), ("frozen", "step"), "<=", 1.15),
+    ("PEFT on `grouped_mm` ÷ LoRA step", ("stock", "step"), ("lora", "step"), ">=", 2.0),
+    ("MXFP4 ÷ dense, 64 rows per expert", ("packed", "rows_64"), ("frozen", "rows_64"), "<=", 1.05),
+    ("MXFP4 ÷ dense, 8 rows", ("packed", "rows_8"), ("frozen", "rows_8"), "", 0.0),
+    ("MXFP4 ÷ dense, 1 row", ("packed", "rows_1"), ("frozen", "rows_1"), "<=", 0.6),
 )
 F32_ALONE = 0.6  # the mark for one row per expert (generation), which only float32 must meet
 
@@ -80,11 +80,11 @@ def run(bench: Bench) -> list[str]:
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
                 found = bench.ask(program, {**plan, "side": side}, ranks=1, link="none", title=f"{dtype} {side}")
                 times[side].append(found)
-        for text, (top, what), (bottom, _), sign, mark in MARKS:
-            ratio = pair_ratios([each[what] for each in times[top]], [each[what] for each in times[bottom]])
+        for text, (top, name), (bottom, _), sign, mark in MARKS:
+            ratio = pair_ratios([each[name] for each in times[top]], [each[name] for each in times[bottom]])
             wanted = sign if mark != F32_ALONE or dtype == "float32" else ""
-            row = {"dtype": dtype, "text": text, "ratio": ratio, "sign": wanted, "mark": mark}
-            rows.append({**row, "top_ms": 1e3 * min(each[what] for each in times[top])})
+            row = {"dtype": dtype, "what": text, "ratio": ratio, "sign": wanted, "mark": mark}
+            rows.append({**row, "top_ms": 1e3 * min(each[name] for each in times[top])})
             bench.line(sentence(row))
             missed += [sentence(row)] if is_missed(row) else []
         bench.keep(rows, times)
@@ -99,7 +99,7 @@ def is_missed(row: dict[str, Any]) -> bool:
 def sentence(row: dict[str, Any]) -> str:
     """A mark and the measured ratio."""
     ratio = row["ratio"]
-    said = f"{row['dtype']}: {row['text'].format(ratio['median'])} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+    said = f"{row['dtype']}: {row['what']}: {ratio['median']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
     return f"{said}; wanted {row['sign']} {row['mark']:g}" if row["sign"] else said
 
 
@@ -145,7 +145,7 @@ def rank_sentence(row: dict[str, Any]) -> str:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """The tables of training steps on several ranks; missed targets in bold."""
+    """The tables of one block, and of training steps on several ranks; missed targets in bold."""
 
     def cells(row: dict[str, Any]) -> list[str]:
         gain = row.get("speedup")
@@ -156,4 +156,21 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
 
     heads = ["dtype", "trained", "experts", "step", "CPU", "tokens/s", "a rank sends", "of stock's tokens/s"]
     found = [run for run in runs if "sent_mb" in run["columns"]]
-    return {"ranks": pages.run_tables(found, heads, cells)}
+    blocks = (f"{pages.said(run)}\n\n{block_table(run)}" for run in runs if "ratio" in run["columns"])
+    return {"block": "\n\n".join(blocks), "ranks": pages.run_tables(found, heads, cells)}
+
+
+def block_table(run: dict[str, Any]) -> str:
+    """A line for each ratio, a column for each dtype."""
+    rows = records.rows_of(run)
+    found = {(row["what"], row["dtype"]): row for row in rows}
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    lines = []
+    for what in dict.fromkeys(row["what"] for row in rows):
+        among = [found[what, dtype] for dtype in dtypes]
+        judged = [row for row in among if row["sign"]]
+        wanted = "".join({"<=": "at most ", ">=": "at least "}[row["sign"]] + f"{row['mark']:g}" for row in judged[:1])
+        if judged and len(judged) < len(among):
+            wanted += " in " + ", ".join(row["dtype"] for row in judged)
+        lines.append([what, *(pages.bold(pages.spread(row["ratio"]), is_missed(row)) for row in among), wanted])
+    return pages.table(["ratio", *dtypes, "wanted"], lines)

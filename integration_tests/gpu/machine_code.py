@@ -57,7 +57,8 @@ def disassemble(cubin):
 def kernels_of(source, arch):
     """Returns {name: Kernel} of a file of kernels, cached in .test by a hash of all inputs: compilers take a minute."""
     made_of = hashlib.sha256(f"{arch} {[importlib.metadata.version(name) for name in COMPILERS]}".encode())
-    for path in (pathlib.Path(__file__), *sorted(KERNELS.iterdir()), pathlib.Path(source)):
+    files = sorted(path for path in KERNELS.iterdir() if path.is_file())  # Python may keep bytecode there
+    for path in (pathlib.Path(__file__), *files, pathlib.Path(source)):
         made_of.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
     kept = ROOT / ".test" / "machine_code" / made_of.hexdigest()
     if not kept.exists():

@@ -53,6 +53,12 @@ typedef struct sluice_kernels_s {
   void (*gather_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                       int64_t src_stride, const int32_t* index, void* dst);
 
+  /* The same for rows of two tensors: index below -1 is row -2 - index[i] of `other`. NULL on devices where a call for
+   * each run of rows costs nothing. */
+  void (*gather_rows_of_two)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                             int64_t src_stride, const void* other, int64_t other_stride, const int32_t* index,
+                             void* dst);
+
   /* dst[position[t * K + k], :] = src[t, :]: does the work of gather_rows, but reads the row of a token once for its K
    * positions. NULL on devices whose caches hold the row meanwhile. No two positions are equal, except -1. Position -1
    * and positions in [skip_first, skip_end) are not written; later positions are reduced by skip_end - skip_first. dst

@@ -88,7 +88,8 @@ typedef struct sluice_device_arrivals_s {
   int32_t* position; /* out [token copies][K] row in expert order, -1: no such route */
   int32_t*
       weight; /* out [token copies][K] position of the received route weight, for own ones t * K + k; -1 as above */
-  int32_t* origin; /* out by row: the received token copy, for own ones the token; -1: its route index was invalid */
+  int32_t*
+      origin; /* out by row: the received token copy, for own ones -2 - the token; -1: its route index was invalid */
 } sluice_device_arrivals_t;
 
 typedef struct sluice_routing_kernels_s {

@@ -25,6 +25,11 @@ static void moving(int32_t dtype, int64_t rows, int64_t width) {
   ref->gather_rows(NULL, dtype, rows, width, src.host, width, index.host, dst.host);
   gpu->gather_rows(NULL, dtype, rows, width, src.there, width, index.there, dst.there);
   gpu_report("gather_rows", gpu_differs(&dst, dtype, 0, 0));
+  /* Odd rows from the other tensor, which is the same one. */
+  for (int64_t i = 1; i < rows; i += 2) ((int32_t*)index.host)[i] = -2 - ((int32_t*)index.host)[i];
+  gpu_send(&index);
+  gpu->gather_rows_of_two(NULL, dtype, rows, width, src.there, width, src.there, width, index.there, dst.there);
+  gpu_report("gather_rows_of_two", gpu_differs(&dst, dtype, 0, 0));
   /* Of its two positions, each token writes one. The result is that of a gather by the inverse permutation. */
   for (int64_t i = 0; i < rows; ++i) {
     ((int32_t*)index.host)[2 * i] = -1;

@@ -196,7 +196,7 @@ static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spo
     int64_t run = i / rows, inside = i % rows;
     int32_t k = (int32_t)(i * 5 % top_k), is_own = run % 3 == 1, is_bad = spoilt && i % 7 == 0;
     int32_t from = is_own ? tokens[i] : (int32_t)(7 * run + inside);
-    if (((int32_t*)origin.back)[i] != (is_bad ? -1 : from)) problem = "an origin";
+    if (((int32_t*)origin.back)[i] != (is_bad ? -1 : is_own ? -2 - from : from)) problem = "an origin";
     for (int32_t j = 0; j < top_k; ++j) {
       int is_there = j == k && !is_bad;
       int32_t at = is_own ? from * top_k + k : (int32_t)(11 * run + inside);

@@ -21,17 +21,26 @@ static int64_t widest(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 }
 static uint64_t number(const void* p) { return (uint64_t)(uintptr_t)p; }
 
-static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
-                        int64_t src_stride, const int32_t* index, void* dst) {
+static void gather_rows_of_two(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                               int64_t src_stride, const void* other, int64_t other_stride, const int32_t* index,
+                               void* dst) {
   int64_t bytes = (int64_t)sluice_dtype_bytes(dtype);
   sluice_gather_args_t args = {.src = src,
+                               .other = other,
                                .index = index,
                                .dst = dst,
                                .units = width > 0 ? rows : 0,
                                .row_bytes = width * bytes,
-                               .src_stride_bytes = src_stride * bytes};
-  args.piece = widest(number(src), number(dst), (uint64_t)args.row_bytes, (uint64_t)args.src_stride_bytes);
+                               .src_stride_bytes = src_stride * bytes,
+                               .other_stride_bytes = other_stride * bytes};
+  args.piece = widest(number(src) | number(other), number(dst), (uint64_t)args.row_bytes,
+                      (uint64_t)(args.src_stride_bytes | args.other_stride_bytes));
   sluice_cuda_launch(SLUICE_CUDA_gather_rows, stream, &args, args.units);
+}
+
+static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
+                        int64_t src_stride, const int32_t* index, void* dst) {
+  gather_rows_of_two(stream, dtype, rows, width, src, src_stride, NULL, 0, index, dst);
 }
 
 static void scatter_rows(sluice_stream_t stream, int32_t dtype, int64_t num_tokens, int64_t top_k, int64_t width,
@@ -387,6 +396,7 @@ sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const 
 const sluice_kernels_t* sluice_cuda_kernels(void) {
   static const sluice_kernels_t kernels = {
       .gather_rows = gather_rows,
+      .gather_rows_of_two = gather_rows_of_two,
       .scatter_rows = scatter_rows,
       .move_rows = move_rows,
       .combine_rows = combine_rows,

@@ -61,6 +61,28 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
+/* With tables in device memory: by one launch, or one for each expert if the chunk's rows are not contiguous. */
+static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                             int32_t tensor) {
+  const sluice_binding_t* b = &pass->binding;
+  const int64_t width = pass->moe->shape.config.model_width;
+  const int64_t* rows = b->rows_of_expert + (int64_t)op->chunk * b->num_local;
+  const void* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
+  const int32_t* origin = b->token_copies.origin + b->first_of_chunk[op->chunk];
+  const int is_apart = b->num_chunks > 1 && sluice_pass_is_joined(pass, tensor);
+  int64_t count = 0;
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    count += rows[e];
+    if (!is_apart && e + 1 < b->num_local) continue;
+    pass->context->device->kernels->gather_rows_of_two(sluice_pass_stream(pass, op), pass->moe->shape.config.dtype,
+                                                       count, width, in, width, sluice_tensor_data(tokens),
+                                                       sluice_tensor_stride(tokens, 0), origin,
+                                                       sluice_pass_rows(pass, tensor, op->chunk, is_apart ? e : 0));
+    origin += count;
+    count = 0;
+  }
+}
+
 /* Rows of an expert are ordered by source: lower ranks, own rows, higher ranks. */
 void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                 int32_t tensor) {
@@ -72,6 +94,10 @@ void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, cons
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   const void* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
   const int32_t* origin = b->token_copies.origin + b->first_of_chunk[chunk];
+  if (kernels->gather_rows_of_two != NULL) {
+    unpack_on_device(pass, op, tokens, tensor);
+    return;
+  }
   for (int32_t e = 0; e < b->num_local; ++e) {
     int64_t rows = b->rows_of_expert[(int64_t)chunk * b->num_local + e], own_row = 0;
     for (int32_t r = 0; r < self_of(pass); ++r) own_row += sluice_recv_count(b, r, chunk, e);

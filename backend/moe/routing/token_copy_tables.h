@@ -20,7 +20,8 @@ typedef struct sluice_token_copies_s {
   int64_t* first_arrived; /* [n + 1] token copies of the chunks before, own ones included */
   int32_t* position;      /* [token copies][K] row in the chunk's expert order; -1: no such route */
   int64_t max_arriving;   /* capacity of position in token copies */
-  int32_t* origin;        /* [R] by (chunk, row in expert order): the received token copy; for own rows the token */
+  int32_t* origin; /* [R] by (chunk, row in expert order): the received token copy; for own rows the token, with device
+                      memory -2 - the token */
   int64_t max_chunk_remote, max_chunk_sent; /* as in the binding, for token copies */
   /* With device memory only. */
   int32_t* send_counts;      /* host [n][W] token copies by destination */

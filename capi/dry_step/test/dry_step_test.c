@@ -233,11 +233,15 @@ TEST(DryStep_MoreExperts_TakeNoMoreLaunchesOrGroups) {
 TEST(DryStep_DeduplicatedLayer_PacksCopiesByOneLaunch) {
   sluice_dry_step_t step = small;
   int64_t launches = 0;
-  step.ranks = 4, step.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+  step.ranks = 4, step.tokens = 2048, step.experts = 16, step.deduplicate = SLUICE_DEDUPLICATE_RANKS;
   char* text = record_of(&step);
   for (const char* at = text; (at = strstr(at, "\"sluice_scatter_rows\"")) != NULL; ++at) ++launches;
   free(text);
   assert_int_equal(launches, 3 * step.ranks);
+  /* And unpacks them by one launch. */
+  launches = sluice_fake_cuda_recorded(SLUICE_FAKE_LAUNCH);
+  step.experts = 64;
+  assert_int_equal(count_after(&step, SLUICE_FAKE_LAUNCH), launches);
 }
 
 /* Gradients of gate and up that are one matrix are one GEMM, however it is stored. */

@@ -21,7 +21,9 @@ static void gather_rows(moment_t at, const sluice_gather_args_t* a) {
   reads(at, a->index, a->units * 4);
   writes(at, a->dst, a->units * a->row_bytes);
   for (int64_t i = 0; i < a->units; ++i) {
-    if (a->index[i] >= 0) reads(at, plus(a->src, a->index[i] * a->src_stride_bytes), a->row_bytes);
+    const int64_t from = a->index[i];
+    if (from >= 0) reads(at, plus(a->src, from * a->src_stride_bytes), a->row_bytes);
+    if (from < -1) reads(at, plus(a->other, (-2 - from) * a->other_stride_bytes), a->row_bytes);
   }
 }
 

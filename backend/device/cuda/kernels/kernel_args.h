@@ -23,15 +23,16 @@ enum {
   SLUICE_CUDA_PER_BLOCK_BITS = 31
 };
 
-/* dst[i] = src[index[i]], rows of row_bytes; index -1: zeros. piece: bytes per access, 16, 8, 4, 2 or 1,
- * which divides everything. */
+/* dst[i] = src[index[i]], rows of row_bytes; index -1: zeros; below -1: row -2 - index[i] of `other`. piece: bytes per
+ * access, 16, 8, 4, 2 or 1, which divides everything. */
 typedef struct sluice_gather_args_s {
   const void* src;
+  const void* other;
   const int32_t* index;
   void* dst;
   int64_t units; /* rows */
   int64_t row_bytes;
-  int64_t src_stride_bytes;
+  int64_t src_stride_bytes, other_stride_bytes;
   int64_t piece;
 } sluice_gather_args_t;
 
@@ -295,7 +296,7 @@ typedef struct sluice_token_copy_place_args_s {
   int32_t* position;    /* out [token copies, K] row in the chunk's expert order; -1 before */
   int32_t*
       weight; /* out [token copies, K] position of the weight among the arrivals; for own ones: t * K + k; -1 before */
-  int32_t* origin; /* out, by row: the received token copy, -1 if the index is invalid; for own ones: the token */
+  int32_t* origin; /* out, by row: the received token copy, -1 if the index is invalid; for own ones: -2 - the token */
   int64_t units;
   int64_t count; /* routes of all runs */
   int64_t top_k, num_runs;

@@ -43,14 +43,16 @@ SLUICE_FN void clear_row(void* dst, int64_t bytes, int64_t piece) {
   }
 }
 
-/* dst[i, :] = src[index[i], :], or zeros */
+/* dst[i, :] = src[index[i], :], or other[-2 - index[i], :], or zeros */
 SLUICE_FN void gather_rows(const sluice_gather_args_t& a, int64_t i) {
   const int64_t from = a.index[i];
   char* const to = (char*)a.dst + i * a.row_bytes;
-  if (from < 0) {
+  if (from == -1) {
     clear_row(to, a.row_bytes, a.piece);
   } else {
-    copy_row((const char*)a.src + from * a.src_stride_bytes, to, a.row_bytes, a.piece);
+    const char* const src = from < 0 ? (const char*)a.other + (-2 - from) * a.other_stride_bytes
+                                     : (const char*)a.src + from * a.src_stride_bytes;
+    copy_row(src, to, a.row_bytes, a.piece);
   }
 }
 SLUICE_KERNEL(gather_rows, sluice_gather_args_t)

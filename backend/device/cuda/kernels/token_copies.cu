@@ -71,7 +71,7 @@ SLUICE_FN void place_route(const sluice_token_copy_place_args_t& a, int64_t u) {
   const int32_t from = is_own ? a.token[run.from + index / k] : run.from + index / k;
   a.position[at] = run.row + inside;
   a.weight[at] = is_own ? from * k + index % k : run.weight + inside;
-  a.origin[run.origin + inside] = from;
+  a.origin[run.origin + inside] = is_own ? -2 - from : from;
 }
 
 SLUICE_FN void token_copy_place(const sluice_token_copy_place_args_t& a, int64_t unit) {

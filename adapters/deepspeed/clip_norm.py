@@ -147,7 +147,7 @@ def _norm_of(piece: Piece) -> torch.Tensor:
 
 
 def _at_home(engine: Any, norms: list[Norms]) -> Iterator[Any]:
-    """Yields the model's parameters in order; an expert's have the norms of the expert that is initially there."""
+    """Yields the model's parameters in order; those of an expert have the norms of the slot's initial expert."""
     known: dict[int, list[torch.Tensor]] = {}
     for layer, found in zip(engine.sluice.layers, norms):
         state = layer._sluice

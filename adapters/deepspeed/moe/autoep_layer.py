@@ -23,7 +23,7 @@ class SluiceAutoEPMoELayer(Guarded, AutoEPMoELayer):
 
     @torch.compiler.disable
     def _forward(self, hidden_states: torch.Tensor) -> Any:
-        """Same argument, result and side effects on the layer (tokens_per_expert) as the host's."""
+        """Has the argument, result and side effects on the layer (tokens_per_expert) of the host's forward."""
         state = self._sluice
         try:
             batch, length, width = hidden_states.shape

@@ -47,12 +47,12 @@ class StackedForm:
 
 
 def _as_they_are(tensors: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """The stacked tensors are the members."""
+    """Returns the stacked tensors, which are the members."""
     return tensors
 
 
 def missing_steps() -> list[str]:
-    """Steps that this release's layer does not have."""
+    """Returns the steps that this release's layer does not have."""
     return [step for step in _STEPS if not hasattr(AutoEPMoELayer, step)]
 
 
@@ -131,7 +131,7 @@ def _check_container(layer: AutoEPMoELayer, refuse: Refuse) -> None:
 
 
 def _unit_of(experts: GroupedExperts, refuse: Refuse) -> activations.Unit:
-    """The activation that the host's registered function computes. The host's fused kernels compute the same."""
+    """Returns the activation that the host's registered function computes, as do the host's fused kernels."""
     name = experts.activation
     known = getattr(ep_experts, "EXPERT_ACTIVATIONS", {}).get(name)
     if known is None:

@@ -28,7 +28,7 @@ def _after(tokens: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> 
 
 
 def _before(tokens: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> Routed:
-    """Each route of a token is another row, as it is in stock."""
+    """Returns a row for each route of a token, as stock does."""
     rows = tokens.repeat_interleave(scores.shape[1], 0)
     rows = (rows.float() * scores.reshape(-1, 1)).to(tokens.dtype)
     return rows, chosen.reshape(-1, 1), torch.ones_like(scores, dtype=torch.float32).reshape(-1, 1)
@@ -48,7 +48,7 @@ class AutoEPState(Runners):
         return of_stacks({"w1": container.w1, "w3": container.w3, "w2": container.w2}, container.w1.shape[0])
 
     def runner(self, layer: Any, tokens: torch.Tensor) -> tuple[EngineRunner, torch.dtype]:
-        """The engine layer for these tokens, and the dtype of its rows."""
+        """Returns the engine layer for these tokens, and the dtype of its rows."""
         self.check_container(layer.experts)
         self.check_width(tokens)
         dtype = self._dtype(layer, tokens)
@@ -60,8 +60,8 @@ class AutoEPState(Runners):
         flops_profile.count(self.finding.form, expert_ids)
 
     def _dtype(self, layer: Any, tokens: torch.Tensor) -> torch.dtype:
-        """The dtype of the host's GEMMs. It casts weights to the rows' dtype. Its loop multiplies in autocast's dtype,
-        which its grouped GEMMs ignore."""
+        """Returns the dtype of the host's GEMMs. The host casts weights to the rows' dtype, and its loop multiplies in
+        autocast's dtype, which its grouped GEMMs ignore."""
         dtype = tokens.dtype
         if self._autocast() and not layer.experts.use_grouped_mm:
             dtype = torch.get_autocast_dtype(self.finding.device.type)

@@ -15,7 +15,7 @@ def _logger() -> Any:
 
 
 def wanted() -> bool:
-    """Whether the logger is on for this operation, by the host's own rule."""
+    """Returns whether the logger records this operation, by the host's own rule."""
     logger = _logger()
     return bool(logger.enabled and (logger.prof_all or OPERATION in logger.prof_ops))
 

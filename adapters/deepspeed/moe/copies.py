@@ -11,9 +11,9 @@ from sluice.errors import InvalidState
 
 
 def as_host(layer: Any, host: type) -> Any:
-    """For `__reduce_ex__` of a swapped layer: a layer of the host's class. Handles of the library cannot be copied.
+    """Returns for `__reduce_ex__` a layer of the host's class, since handles of the library cannot be copied.
 
-    The standard library's own function makes it, so that a pickle has no name of Sluice.
+    The standard library's own function makes that layer, so that a pickle has no name of Sluice.
     """
     if moving.has_moved(layer):
         raise InvalidState("a layer whose experts have moved cannot be copied: move them home first")

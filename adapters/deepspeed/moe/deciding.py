@@ -57,12 +57,12 @@ class Watch:
         self._replicas = moving.replicas_of(layer)
 
     def forget(self) -> None:
-        """Drops what was seen, because it belongs to another placement."""
+        """Drops the loads seen so far, because they belong to another placement."""
         self._seen = None
 
     def look(self, step: int, num_layers: int, optimizer: Any) -> Placement | None:
-        """The placement that experts should get after `step` steps; None: experts stay. Collective over all ranks that
-        have the layer, replicas included."""
+        """Returns the placement that experts should get after `step` steps; None: experts stay. Collective over all
+        ranks that have the layer, replicas included."""
         state = self.layer._sluice
         now = step, *state.loads(), state.spent()
         before, self._seen = self._seen, now
@@ -113,14 +113,14 @@ class Watch:
         return Placement(plan.expert_rank, plan.expert_slot) if verdict == "pays" else None
 
     def ranks(self) -> tuple[int, ...]:
-        """All ranks that must make the same moves, ascending. Collective."""
+        """Returns all ranks that must make the same moves, ascending. Collective."""
         mine = [dist.get_rank()] if self._replicas is None else dist.get_process_group_ranks(self._replicas)
         said: list[Any] = [None] * len(self.layer._sluice.finding.ranks)
         dist.all_gather_object(said, mine, group=self.layer.ep_group)
         return tuple(sorted({rank for each in said for rank in each}))
 
     def report(self) -> dict[str, Any]:
-        """The layer's numbers for `sluice.stats`."""
+        """Returns the layer's numbers for `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
         given_up = [migration.why_not for migration in self.migrations if migration.why_not]
         return {
@@ -158,7 +158,7 @@ class Decider:
             watch.cancel = self.cancel
 
     def start(self) -> None:
-        """Called once the optimizer exists, before the first step. UnsupportedError if its states cannot be moved."""
+        """Called when the optimizer exists, before the first step. UnsupportedError if its states cannot be moved."""
         for watch in self.watches:
             moving.bytes_of_expert(watch.layer, self._optimizer())
 
@@ -209,7 +209,7 @@ class Decider:
 
 
 def _most_moved(plan: PlacementPlan, expert_rank: Sequence[int], size: int) -> int:
-    """Bytes that leave or reach the rank with the most of them."""
+    """Returns the largest number of bytes that leave or reach one rank."""
     out, back = [0] * (max(expert_rank) + 1), [0] * (max(expert_rank) + 1)
     for old, new in zip(expert_rank, plan.expert_rank):
         if old != new:

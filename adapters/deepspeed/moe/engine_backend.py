@@ -19,29 +19,29 @@ class Form(Protocol):
 
     @property
     def model_width(self) -> int:
-        """M."""
+        """Returns M."""
         ...
 
     @property
     def hidden_width(self) -> int:
-        """H."""
+        """Returns H."""
         ...
 
     @property
     def gated(self) -> bool:
-        """Whether act(w1 x) is multiplied by w3 x."""
+        """Returns whether act(w1 x) is multiplied by w3 x."""
         ...
 
     def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
-        """The engine layer. config: without the fields that the form sets."""
+        """Returns the engine layer. config: without the fields that the form sets."""
         ...
 
     def parameters_of(self, experts: Any) -> Any:
-        """The current weights, as that layer takes them."""
+        """Returns the current weights, as that layer takes them."""
         ...
 
     def lora_of(self, experts: Any, dtype: torch.dtype) -> Lora | None:
-        """The adapters that are active now, as a layer of this dtype takes them. For layers with a lora_rank."""
+        """Returns the active adapters, as a layer of this dtype takes them. Called for layers with a lora_rank."""
         ...
 
 
@@ -95,7 +95,7 @@ class EngineRunner:
         experts: Any,  # the local ones as the form takes them, read in each call: their storage may have moved
         call_expert: CallExpert | None = None,  # given if there is no form
     ) -> torch.Tensor:
-        """The output [T, M] in the spec's dtype, with a backward. Collective."""
+        """Returns the output [T, M] in the spec's dtype, with a backward. Collective."""
         if self._modules is None:
             assert self._form is not None
             lora = self._form.lora_of(experts, self.layer.dtype) if self.layer.config.lora_rank else None
@@ -111,7 +111,7 @@ class EngineRunner:
         self.layer.replace_experts(expert_rank, expert_slot)
 
     def loads(self) -> tuple[list[int], list[int]]:
-        """Rows so far: of this rank's tokens by expert; received by each rank, the same on all ranks."""
+        """Returns rows so far: of this rank's tokens by expert; and received by each rank, equal on all ranks."""
         return self.layer.loads()
 
     def refuse(self, message: str) -> None:

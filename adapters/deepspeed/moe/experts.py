@@ -21,7 +21,7 @@ from torch.nn.modules import module as nn_module
 
 ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 
-# Rows are tokens: these modules read several of them at once, or keep state of earlier ones.
+# Rows are tokens: these modules read several rows at once, or keep state of earlier rows.
 MIXES_ROWS = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -53,7 +53,7 @@ class FusedForm:
 
     @property
     def gated(self) -> bool:
-        """Whether act(w1 x) is multiplied by w3 x."""
+        """Returns whether act(w1 x) is multiplied by w3 x."""
         return self.w3 is not None
 
     def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
@@ -81,7 +81,7 @@ class FusedForm:
 
 
 def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:
-    """The common form of these experts, or why the host's modules must be called."""
+    """Returns the common form of these experts, or why the host's modules must be called."""
     if not experts:
         return "this rank has no experts"
     forms = [_form_of(expert) for expert in experts]
@@ -107,21 +107,21 @@ def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:
 
 
 def still_exact(experts: Iterable[nn.Module]) -> bool:
-    """Whether nothing was hooked since `fused_form`. Each forward checks this, so it is cheap."""
+    """Returns whether nothing was hooked since `fused_form`. Cheap, since each forward calls this."""
     if nn_module._has_any_global_hook():
         return False
     return all(untouched(module) for expert in experts for module in expert.modules())
 
 
 def adapters_of(experts: Sequence[nn.Module], form: FusedForm) -> linear_adapters.Terms | str:
-    """The adapters that are active now on the experts' Linears, or why the experts have to be called as modules."""
+    """Returns the active adapters on the experts' Linears, or why the experts have to be called as modules."""
     names = ("w1", "w3", "w2") if form.gated else ("w1", "w2")
     found = dict(zip(names, zip(*(linears(expert, form) for expert in experts))))
     return linear_adapters.read(found)
 
 
 def unsupported_reason(expert: nn.Module) -> str | None:
-    """Why this expert must not be given real rows only, or None."""
+    """Returns why this expert must not be given real rows only, or None."""
     for name, module in expert.named_modules():
         where = f"{type(module).__name__} at '{name or '.'}'"
         if isinstance(module, MIXES_ROWS):
@@ -133,7 +133,7 @@ def unsupported_reason(expert: nn.Module) -> str | None:
 
 
 def untouched(module: nn.Module) -> bool:
-    """Whether the module has no hooks except a profiler's, no parametrisation, and no own forward on the instance."""
+    """Returns whether the module has no parametrisation, no own forward, and no hooks except a profiler's."""
     state = module.__dict__
     return not (
         (state.get("_forward_hooks") and not flops_profile.has_set_all(state, "_forward_hooks"))
@@ -148,7 +148,7 @@ def untouched(module: nn.Module) -> bool:
 
 
 def linears(expert: nn.Module, form: FusedForm) -> list[nn.Linear]:
-    """The expert's Linears in the order w1, w3 (if gated), w2."""
+    """Returns the expert's Linears in the order w1, w3 (if gated), w2."""
     paths = [path for path in (form.w1, form.w3, form.w2) if path is not None]
     return [expert.get_submodule(path) for path in paths]  # type: ignore[misc]
 

@@ -31,14 +31,14 @@ class Finding:
     gate_format: str = ""  # how a native layer's gate is called (probe.py)
 
     def row_bytes(self) -> int:
-        """The bytes that the layer may keep of one token on balanced routing: T_DI and T_M of its K routes."""
+        """Returns the bytes that the layer may keep of one token on balanced routing: T_DI and T_M of K routes."""
         hidden = _MODULES_HIDDEN * self.model_width
         if self.form is not None:
             hidden = self.form.hidden_width * (2 if self.form.gated else 1)
         return self.top_k * (self.model_width + hidden) * self.dtype.itemsize
 
     def compared(self) -> dict[str, Any]:
-        """The values that must be equal on all ranks of the group."""
+        """Returns the values that must be equal on all ranks of the group."""
         width = self.form.hidden_width if self.form else 0
         return {
             "layer": self.name,
@@ -53,7 +53,7 @@ class Finding:
 
 
 def ranks_of(layer: Any, refuse: Callable[[str], Exception]) -> tuple[int, ...]:
-    """The global ranks of a layer's expert-parallel group; raises what `refuse` returns for a reason against it."""
+    """Returns the global ranks of a layer's expert-parallel group, or raises the error that `refuse` makes."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     own = torch.distributed.get_rank() if distributed else 0
     if layer.ep_size == 1:

@@ -10,14 +10,14 @@ from torch import nn
 
 
 def random_state() -> torch.Tensor:
-    """The state that is compared before and after a call."""
+    """Returns the state that is compared before and after a call."""
     return torch.random.get_rng_state()
 
 
 def foreign_leaves(result: torch.Tensor, rows: torch.Tensor, expert: nn.Module) -> list[torch.Tensor]:
-    """Tensors that would get a gradient through this expert and are not its parameters. Sluice cannot give them one.
+    """Returns tensors other than the expert's parameters that need a gradient, which Sluice cannot give them.
 
-    result  what the expert returned for `rows`
+    result  the expert's output for `rows`
     """
     own = {id(parameter) for parameter in expert.parameters()}
     return [leaf for leaf in _leaves(result, rows.grad_fn) if id(leaf) not in own]

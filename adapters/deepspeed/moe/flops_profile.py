@@ -26,7 +26,7 @@ _HANDLES = (
 
 
 def has_set_all(state: dict[str, Any], kind: str) -> bool:
-    """Whether each of a module's hooks of this kind is the profiler's. state: the module's attributes."""
+    """Returns whether each of a module's hooks of this kind is the profiler's. state: the module's attributes."""
     own = {state[name].id for name in _HANDLES if name in state}
     return own.issuperset(state[kind])
 

@@ -32,7 +32,7 @@ class _NotUnderstood(Exception):
 
 
 def read(expert: nn.Module) -> Found | str:
-    """(w1, w3, w2, activation) of an expert's forward, or why it is not understood."""
+    """Returns (w1, w3, w2, activation) of an expert's forward, or why the forward is not understood."""
     cls = type(expert)
     if cls.__module__.startswith("torch.nn."):
         return f"a {cls.__name__} is not Linear - activation - Linear"
@@ -52,7 +52,7 @@ def read(expert: nn.Module) -> Found | str:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(forward: Any) -> tuple[str, list[ast.expr], FunctionType]:
-    """(name of the argument, all assigned expressions and last the returned one, the function)."""
+    """Returns the argument's name, all assigned expressions followed by the returned one, and the function."""
     if type(forward) is not FunctionType or forward.__closure__ is not None or hasattr(forward, "__wrapped__"):
         raise _NotUnderstood("decorated, or not a plain method")
     try:
@@ -138,7 +138,7 @@ class _Reader:
         return ("linear", name, inner)
 
     def _global(self, node: ast.expr) -> Any:
-        """The object of `F.gelu`, `torch.relu` or a bare imported name, in the globals of the forward."""
+        """Returns the object of `F.gelu`, `torch.relu` or a bare imported name, in the globals of the forward."""
         if isinstance(node, ast.Name):
             return self._function.__globals__.get(node.id)
         if isinstance(node, ast.Attribute):

@@ -43,17 +43,17 @@ else:
 
 
 def of_host(module: nn.Module) -> Kind | None:
-    """The kind of a host layer or of a subclass of one; None: the module is no such layer, or is swapped already."""
+    """Returns the kind of a host layer or subclass of one; None: the module is no such layer, or is swapped."""
     return next((k for k in KINDS if isinstance(module, k.host) and not isinstance(module, k.swapped)), None)
 
 
 def of_swapped(module: nn.Module) -> Kind | None:
-    """The kind of a swapped layer; None: the module is not swapped."""
+    """Returns the kind of a swapped layer; None: the module is not swapped."""
     return next((kind for kind in KINDS if type(module) is kind.swapped), None)
 
 
 def host_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, Kind]]:
-    """(name, layer, kind) of all host layers that are not swapped already, in the order of the model."""
+    """Yields (name, layer, kind) of all host layers that are not swapped already, in the order of the model."""
     for name, child in module.named_modules():
         kind = of_host(child)
         if kind is not None:

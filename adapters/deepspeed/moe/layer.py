@@ -25,7 +25,7 @@ class SluiceMOELayer(Guarded, MOELayer):
 
     @torch.compiler.disable
     def forward(self, *input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Same arguments, result and side effects on the layer (l_aux, exp_counts, times) as the host's."""
+        """Has the arguments, result and side effects on the layer (l_aux, exp_counts, times) of the host's forward."""
         hidden, used_token = input[0], input[1] if len(input) > 1 else None
         if not self.wall_clock_breakdown:
             return _run(self, hidden, used_token)

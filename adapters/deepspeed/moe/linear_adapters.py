@@ -30,12 +30,12 @@ Terms = Mapping[str, Sequence[Sequence[Term]]]
 
 
 def base_of(linear: Any) -> Any:
-    """The Linear inside PEFT's wrapper, or the module itself if it is not such a wrapper."""
+    """Returns the Linear inside PEFT's wrapper, or the module itself if it is not such a wrapper."""
     return linear.base_layer if _is_wrapper(linear) else linear
 
 
 def read(linears: Mapping[str, Sequence[Any]]) -> Terms | str:
-    """The adapters that are active now, or why the library cannot compute these Linears.
+    """Returns the adapters that are active now, or why the library cannot compute these Linears.
 
     linears  by the name of a weight, one for each expert
     """
@@ -61,12 +61,12 @@ def read(linears: Mapping[str, Sequence[Any]]) -> Terms | str:
 
 
 def rank_of(terms: Terms) -> int:
-    """The largest rank of a weight's adapters together; 0: there are none."""
+    """Returns the largest rank of a weight's adapters together; 0: there are none."""
     return max((sum(term.a.shape[0] for term in found[0]) for found in terms.values()), default=0)
 
 
 def lora_of(terms: Terms, dtype: torch.dtype) -> Lora:
-    """All adapters, as a layer of this dtype takes them."""
+    """Returns all adapters, as a layer of this dtype takes them."""
     factors: dict[str, torch.Tensor] = {}
     scales: dict[str, float] = {}
     for name, found in terms.items():

@@ -16,7 +16,7 @@ from deepspeed.utils import groups
 
 
 def belongings_of(layer: Any, optimizer: Any = None) -> Belongings:
-    """The contents that move with a layer's experts. UnsupportedError if the optimizer's states cannot be found."""
+    """Returns the contents that move with experts. UnsupportedError if the optimizer's states cannot be found."""
     state = layer._sluice
     slots = state.slots(layer.experts)
     keeper = keeper_of(state.finding.name, list(layer.experts.parameters()), optimizer)
@@ -37,7 +37,7 @@ def move(
 
 
 def replicas_of(layer: Any) -> Any:
-    """The group of ranks that have the same experts; None: this rank alone."""
+    """Returns the group of ranks that have the same experts; None: this rank alone."""
     if not dist.is_initialized():
         return None
     group = groups._get_expert_data_parallel_group(layer.ep_group_name)
@@ -45,12 +45,12 @@ def replicas_of(layer: Any) -> Any:
 
 
 def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:
-    """Bytes that move with one expert, taken from the first of this rank. UnsupportedError as `belongings_of`."""
+    """Returns bytes that move with an expert, those of this rank's first. Raises errors as `belongings_of`."""
     return moving.bytes_of_expert(belongings_of(layer, optimizer))
 
 
 def has_moved(layer: Any) -> bool:
-    """Whether an expert is in another slot than the host assumes."""
+    """Returns whether an expert is in another slot than the host assumes."""
     return moving.has_moved(layer._sluice)
 
 

@@ -39,7 +39,7 @@ def layers_in(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def why_not(handle: Any, layer: int, function: Any) -> str:
-    """Why a layer of this stage cannot move with its MoE layers; "": it can."""
+    """Returns why a layer of this stage cannot move with its MoE layers; "": it can."""
     for _, each in layers_in(function):
         if kinds.of_swapped(each) is None:
             return f"layer {layer} holds a MoE layer that does not run on Sluice"
@@ -57,13 +57,13 @@ def why_not(handle: Any, layer: int, function: Any) -> str:
 
 
 def group_names(function: Any) -> list[str]:
-    """DeepSpeed's names of the groups that the MoE layers in a layer of the pipeline use, such as "ep_size_2"."""
+    """Returns DeepSpeed's names of the groups that MoE layers in a pipeline's layer use, such as "ep_size_2"."""
     return sorted({each.ep_group_name for _, each in layers_in(function)})
 
 
 def layouts(module: Any, handle: Any) -> dict[str, Layout]:
-    """By group name: the replicas of the pipeline in this rank's expert-parallel group, and in the group of ranks with
-    the same experts. Only groups in which a MoE layer runs on Sluice or has run."""
+    """Returns, by group name, the replicas of the pipeline in this rank's expert-parallel group and in the group of
+    ranks with the same experts, for groups in which a MoE layer runs on Sluice or has run."""
 
     def replicas(ranks: Sequence[int]) -> list[int]:
         return [getattr(module._topo.get_coord(rank), "data", 0) for rank in ranks]
@@ -78,7 +78,7 @@ def layouts(module: Any, handle: Any) -> dict[str, Layout]:
 
 
 def why_other_groups(layer: int, stage: int, needed: dict[str, Layout], found: dict[str, Layout]) -> str:
-    """Why the layer cannot run on a stage with the groups `found`; "": it can. needed: its groups on its own stage."""
+    """Returns why the layer cannot run on a stage with the groups `found`; "": it can. needed: its present groups."""
     for name, layout in needed.items():
         if found.get(name) != layout:
             there = "other ones" if name in found else f"{', '.join(sorted(found)) or 'none'}"
@@ -91,7 +91,7 @@ def why_other_groups(layer: int, stage: int, needed: dict[str, Layout], found: d
 
 
 def pack(function: Any) -> Content:
-    """Sluice's state of the MoE layers in a leaving layer, which is sent in addition to the tensors."""
+    """Returns Sluice's state of the MoE layers in a leaving layer, which is sent in addition to the tensors."""
     found = {}
     for name, each in layers_in(function):
         state = each._sluice

@@ -92,9 +92,9 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
 
 
 def gate_format(gate: nn.Module | type[nn.Module]) -> str | None:
-    """How to call this gate for routes: its third argument was `use_tutel` up to 0.19.2, then `sparse_routes`.
+    """Returns how to call this gate for routes: its third argument is `use_tutel` up to 0.19.2, then `sparse_routes`.
 
-    The old index format needs Tutel and k = 1, so that the dense masks are used there. None: it is neither.
+    The old index format needs Tutel and k = 1, so the dense masks are used there. None: the gate has neither.
     """
     cls = gate if isinstance(gate, type) else type(gate)
     names = list(inspect.signature(cls.forward).parameters)
@@ -116,7 +116,7 @@ def _tensor_parallel_size() -> int:
 
 
 def _sample(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.Tensor:
-    """A tensor with the dtype and device of the experts; for experts without parameters, the gate's (the model's)."""
+    """Returns a tensor with the dtype and device of the experts, or of the gate if experts have no parameters."""
     for tensor in [parameter for expert in modules for parameter in expert.parameters()] or [gate.wg.weight]:
         if tensor.is_floating_point():
             if tensor.dtype not in DTYPES:
@@ -126,5 +126,5 @@ def _sample(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.Tens
 
 
 def device_of_experts(tensor: torch.Tensor) -> torch.device:
-    """The device on which a layer computes."""
+    """Returns the device on which a layer computes."""
     return tensor.device

@@ -54,7 +54,7 @@ def _alone(gate: TopKGate) -> Iterator[None]:
 
 
 def _no_tokens(gate: TopKGate, tokens: torch.Tensor) -> Routes:
-    """Routes for no tokens. The host's gate takes means over tokens: its loss would be NaN, and k = 1 would assert.
+    """Returns routes for no tokens. The host's gate takes means over tokens: NaN as loss, and k = 1 would assert.
 
     The gate draws no random number without tokens, so skipping the gate changes no random stream. l_aux and the route
     weights both depend on the gate's weight, so that the weight gets a gradient of zeros from either: ZeRO's ranks must
@@ -68,7 +68,7 @@ def _no_tokens(gate: TopKGate, tokens: torch.Tensor) -> Routes:
 
 
 def _from_masks(combine: torch.Tensor, mask: torch.Tensor, k: int, l_aux: Any, counts: Any) -> Routes:
-    """Routes from the [T, E, C] weights and booleans of old hosts, without routes of weight 0, as in stock."""
+    """Returns routes from the [T, E, C] weights and booleans of old hosts, without routes of weight 0, as stock."""
     weights = combine.sum(dim=2)
     kept = mask.any(dim=2)
     ids = kept.to(weights.dtype).topk(k, dim=1).indices

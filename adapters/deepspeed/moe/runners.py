@@ -50,8 +50,8 @@ class Runners:
         family: list[Runners],
         sharing: Sharing | None = None,
     ) -> None:
-        """`family`: the layers that share the backend, to which this one is added. `sharing`: given if the backend has
-        a share of a budget."""
+        """Adds this layer to `family`, the layers that share the backend. `sharing`: given if the backend has a share
+        of a budget."""
         family.append(self)
         self._sharing = sharing
         self.finding = finding
@@ -71,7 +71,7 @@ class Runners:
     # ---- the steps of a forward ----
 
     def runner_for(self, key: Key) -> EngineRunner:
-        """The engine layer for this key, made on its first use. InvalidState if a move of experts has broken off."""
+        """Returns the engine layer for this key, made on first use. InvalidState if a move of experts has failed."""
         refuse_torn(self)
         if key not in self._runners:
             self._make(key)
@@ -82,7 +82,7 @@ class Runners:
         return self._runners[key]
 
     def why_no_plan(self) -> str:
-        """Why the layer cannot use a plan of the pipeline; "": it can."""
+        """Returns why the layer cannot use a plan of the pipeline; "": it can."""
         if self._options.memory_budget is None and self._options.host_memory_budget is None:
             return ""
         return f"MoE layer '{self.finding.name}' has a plan and its own memory_budget: remove the memory_budget"
@@ -137,7 +137,7 @@ class Runners:
         experts: Any,
         call_expert: CallExpert | None = None,
     ) -> torch.Tensor:
-        """The weighted sum of the experts' outputs [T, M]. Adds the adapter's information to errors. Collective."""
+        """Returns the weighted sum of experts' outputs [T, M]. Adds the adapter's information to errors. Collective."""
         try:
             return runner.run(tokens, expert_ids, weights, experts, call_expert)
         except Mismatch as error:
@@ -146,7 +146,7 @@ class Runners:
             raise self.explain_budget(error, tokens) from error
 
     def refuse(self, message: str) -> None:
-        """Tells the other ranks that this one does not take part, through any of its engine layers."""
+        """Tells the other ranks, through any engine layer, that this rank does not take part."""
         if self._sharing is not None:
             self._sharing.fail(message)
         if not self._runners:  # in the first call: the layer as it was swapped, on which all ranks agreed
@@ -154,17 +154,17 @@ class Runners:
         next(iter(self._runners.values())).refuse(message)
 
     def explain(self, error: Mismatch) -> Mismatch:
-        """The error that ranks differ, to which a kind of layers may add the reason."""
+        """Returns the error that ranks differ. A kind of layers may add the reason."""
         return error
 
     def explain_budget(self, error: OverBudget, tokens: torch.Tensor) -> OverBudget:
-        """The error, with the time at which the backend's share was made."""
+        """Returns the error, with the time at which the backend's share was made."""
         return error if self._sharing is None else self._sharing.explain(error, tokens.shape[0])
 
     # ---- between steps ----
 
     def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """As `sluice.move_experts`; optimizer None: the engine's."""
+        """Moves experts as `sluice.move_experts`; optimizer None: the engine's."""
         if self.watch is not None:
             self.watch.cancel("experts are moved by hand")
         moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
@@ -180,11 +180,11 @@ class Runners:
         return self.finding.ranks
 
     def slots(self, container: Any) -> list[Expert]:
-        """The tensors of each expert of this rank in the layer's container."""
+        """Returns the tensors of each expert of this rank in the layer's container."""
         raise NotImplementedError
 
     def decisions(self) -> str:
-        """The tuner's decisions for the layers of the backend, as JSON; "": the backend has no context."""
+        """Returns the tuner's decisions for the layers of the backend, as JSON; "": the backend has no context."""
         return next((context.decisions_json() for context in self.contexts()), "")
 
     def take_decisions(self, text: str) -> None:
@@ -203,14 +203,14 @@ class Runners:
         self.placement = placement_module.replace_in_all(list(self._runners.values()), self.placement, placement)
 
     def loads(self) -> tuple[list[int], list[int]]:
-        """Rows so far: of this rank's tokens by expert; received by each rank, the same on all ranks."""
+        """Returns rows so far: of this rank's tokens by expert; and received by each rank, equal on all ranks."""
         counted = [runner.loads() for runner in self._runners.values()]
         zeros = [0] * self.finding.num_experts, [0] * len(self.finding.ranks)
         by_expert, by_rank = ([sum(items) for items in zip(*lists)] for lists in zip(zeros, *counted))
         return by_expert, by_rank
 
     def spent(self) -> tuple[int, int, int]:
-        """Totals of all layers of the backend: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
+        """Returns totals of the backend's layers: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
         now = self.backend.stats()
         return int(now.get("pass_ns", 0)), int(now["bytes_sent"]), int(now["comm_ns"])
 
@@ -229,26 +229,26 @@ class Runners:
 
     @property
     def layer_id(self) -> int:
-        """The layer's number, for `sluice.trace`."""
+        """Returns the layer's number, for `sluice.trace`."""
         return self.finding.layer_id
 
     def contexts(self) -> list[Any]:
-        """The torch adapter's contexts, for `sluice.decisions`; none if tests use another backend."""
+        """Returns the torch adapter's contexts, for `sluice.decisions`; none if tests use another backend."""
         context = getattr(self.backend, "context", None)
         return [] if context is None else [context]
 
     @staticmethod
     def measures(layer: nn.Module) -> bool:
-        """Whether this layer's communication is logged."""
+        """Returns whether this layer's communication is logged."""
         return comms_log.wanted()
 
     def communication(self) -> tuple[int, int]:
-        """(bytes sent, nanoseconds of the communication lane) so far."""
+        """Returns (bytes sent, nanoseconds of the communication lane) so far."""
         now = self.backend.stats()
         return int(now["bytes_sent"]), int(now["comm_ns"])
 
     def since(self, before: tuple[int, int]) -> tuple[int, int]:
-        """The same numbers since `before`."""
+        """Returns the numbers of `communication` since `before`."""
         sent, nanoseconds = self.communication()
         return sent - before[0], nanoseconds - before[1]
 
@@ -270,7 +270,7 @@ class Runners:
             output.grad_fn.register_hook(after)
 
     def stats(self) -> dict[str, Any]:
-        """The layer's numbers for `sluice.stats`."""
+        """Returns the layer's numbers for `sluice.stats`."""
         found = self.finding
         return {
             "layer": found.name,

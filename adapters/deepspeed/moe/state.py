@@ -32,7 +32,7 @@ class LayerState(Runners):
         return of_modules(list(container.deepspeed_experts))
 
     def runner(self, layer: nn.Module) -> tuple[EngineRunner, torch.dtype]:
-        """The engine layer for this call, and the dtype of its rows."""
+        """Returns the engine layer for this call, and the dtype of its rows."""
         self.check_container(layer.experts)
         experts = layer.experts.deepspeed_experts
         untouched, rank = experts_module.still_exact(experts), 0
@@ -105,7 +105,7 @@ class LayerState(Runners):
             )
 
     def as_host(self, output: torch.Tensor, experts: Sequence[nn.Module], tokens: torch.Tensor) -> torch.Tensor:
-        """The output in the dtype of the host's result, which is the dtype that an expert returns."""
+        """Returns the output in the dtype of the host's result, which is the dtype that an expert returns."""
         if self._fused_now or not self._autocast():
             return output
         if output.dtype not in self._result_dtypes:
@@ -123,7 +123,7 @@ class LayerState(Runners):
 
     @staticmethod
     def measures(layer: nn.Module) -> bool:
-        """Whether the host measures this layer's communication."""
+        """Returns whether the host measures this layer's communication."""
         return bool(layer.wall_clock_breakdown) or Runners.measures(layer)
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
@@ -136,7 +136,7 @@ class LayerState(Runners):
         super().record(layer, output, before)
 
     def explain(self, error: Mismatch) -> Mismatch:
-        """Adds to an error about differing ranks the reason, which only the adapter knows."""
+        """Adds the reason, which the library cannot know, to an error about differing ranks."""
         if self._fused_now == (self.finding.form is not None):
             return error
         return Mismatch(
@@ -148,7 +148,7 @@ class LayerState(Runners):
     # ---- dtypes ----
 
     def _dtype(self, layer: nn.Module) -> torch.dtype:
-        """Fused experts run as two Linears would: in autocast's dtype if it is on, else in their own."""
+        """Returns the dtype of fused experts, that of two Linears: autocast's if it is on, else their own."""
         own = self.finding.dtype
         for parameter in layer.experts.deepspeed_experts.parameters():
             if parameter.is_floating_point():

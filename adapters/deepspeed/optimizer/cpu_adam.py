@@ -32,7 +32,7 @@ class Writing:
 def group_of(
     lr: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, decoupled: bool, bias_correction: bool
 ) -> dict[str, Any]:
-    """The numbers of a call of the host's op as a parameter group of torch's Adam."""
+    """Returns the numbers of a call of the host's op as a parameter group of torch's Adam."""
     return {
         "lr": lr,
         "betas": (beta1, beta2),
@@ -109,8 +109,8 @@ class CpuAdamOp:
         return 0
 
     def _loss_scale(self, grad: torch.Tensor) -> float:
-        """The divisor of gradients in the update. If a host ignores overflows, the factor may be 0 or NaN and has no
-        reciprocal. Then the gradients are multiplied here, as in stock."""
+        """Returns the divisor of gradients in the update. If a host ignores overflows, the factor may be 0 or NaN and
+        has no reciprocal. Then the gradients are multiplied here, as in stock."""
         factor = 1.0 if self._writing is None else self._writing.factor
         if 0.0 < factor < math.inf and 1.0 / factor < math.inf:
             return 1.0 / factor

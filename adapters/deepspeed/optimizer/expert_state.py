@@ -114,7 +114,7 @@ class Partitioned:
 
 
 def _has_parts(parameter: nn.Parameter) -> bool:
-    """Whether the parameter is in the flat buffers, because it was trained when these were made."""
+    """Returns whether the parameter is in the flat buffers, because it was trained when these were made."""
     return hasattr(parameter, "_hp_mapping")
 
 
@@ -143,13 +143,13 @@ class FusedState(State):
 
 
 def steps_of(optimizer: FusedAdam, parameter: nn.Parameter) -> int:
-    """The steps of a parameter's group: the greatest count in it."""
+    """Returns the number of steps of a parameter's group: the greatest count in the group."""
     group = next((g["params"] for g in optimizer.param_groups if any(p is parameter for p in g["params"])), [])
     return max((optimizer.state.get(p, {}).get(_STEP, 0) for p in group), default=0)
 
 
 def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> Keeper:
-    """The keeper for an optimizer. UnsupportedError if it is not known where it keeps states of experts."""
+    """Returns the keeper for an optimizer, or raises UnsupportedError if its states of experts cannot be found."""
     if optimizer is None:
         return Gradient()
     trained = [p for p in parameters if p.requires_grad]

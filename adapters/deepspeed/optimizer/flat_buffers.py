@@ -53,12 +53,12 @@ class FlatBuffers:
                 index += offset < end and offset + parameter.numel() > begin
 
     def has(self, parameter: nn.Parameter) -> bool:
-        """Whether the buffers have the parameter, because it was trained when they were made."""
+        """Returns whether the buffers have the parameter, because it was trained when they were made."""
         return parameter in self._places
 
     def part(self, parameter: nn.Parameter, key: str) -> tuple[int, torch.Tensor] | None:
-        """The offset of this rank's part in a parameter, and that part of its master, gradient or moment, as a view.
-        None: this rank has none of it."""
+        """Returns the offset of this rank's part in a parameter, and that part of the parameter's master, gradient or
+        moment, as a view. None: this rank has no part of the parameter."""
         place = self._places[parameter]
         master, begin = self.masters[place.group], self._begins[place.group]
         first, last = max(place.offset, begin), min(place.offset + parameter.numel(), begin + master.numel())
@@ -71,13 +71,13 @@ class FlatBuffers:
         return first - place.offset, whole.view(-1).narrow(0, first - begin, last - first)
 
     def read(self, parameter: nn.Parameter, key: str, first: int, count: int) -> torch.Tensor:
-        """`count` elements from `first` on, gathered from all replicas. Collective over them."""
+        """Returns `count` elements from `first` on, gathered from all replicas. Collective over them."""
         whole = self.own(parameter, key, first, count)
         self.gather(parameter, whole)
         return whole
 
     def own(self, parameter: nn.Parameter, key: str, first: int, count: int) -> torch.Tensor:
-        """`count` elements from `first` on. Elements outside this rank's part are 0."""
+        """Returns `count` elements from `first` on. Elements outside this rank's part are 0."""
         whole = torch.zeros(count, dtype=torch.float32, device=parameter.device)
         part = self._within(parameter, key, first, count)
         if part is not None:
@@ -92,7 +92,7 @@ class FlatBuffers:
         dist.all_reduce(whole.view(torch.int32), group=group)
 
     def write(self, parameter: nn.Parameter, key: str, first: int, values: torch.Tensor) -> None:
-        """Writes those of the elements from `first` on that are in this rank's part."""
+        """Writes `values` to the elements from `first` on, as far as this rank's part has these elements."""
         part = self._within(parameter, key, first, values.numel())
         if part is not None:
             start, own = part

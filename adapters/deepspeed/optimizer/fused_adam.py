@@ -44,8 +44,8 @@ class FusedAdamOp:
         bias_correction: int,
         weight_decay: float,
     ) -> None:
-        """tensor_lists: gradients, parameters, and both moments; mode: 1 is AdamW. Gradients are not checked: the host
-        checks them if it is configured to."""
+        """Updates a group. tensor_lists: gradients, parameters, and both moments; mode: 1 is AdamW. Gradients are not
+        checked here: the host checks them if it is configured to."""
         if not _all_taken(tensor_lists):
             if self._stock is None:
                 self._stock = self._load_stock().multi_tensor_adam

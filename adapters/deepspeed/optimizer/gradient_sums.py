@@ -21,11 +21,11 @@ class ParameterSums:
     """Sums in `.grad`, where torch adds: plain optimizers, and ZeRO 1 if it adds in the dtype of the parameters."""
 
     def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
-        """The dtype of the parameter's sum."""
+        """Returns the dtype of the parameter's sum."""
         return parameter.dtype
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """The parameter's sum so far, not copied, with as many elements; None: it has no gradient yet."""
+        """Returns the parameter's sum so far, not copied, with as many elements; None: it has no gradient yet."""
         return parameter.grad
 
     def add(self, total: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ class BufferSums(ParameterSums):
 
 
 def of_optimizer(optimizer: Any) -> ParameterSums:
-    """The sums of an engine's optimizer with its current groups."""
+    """Returns the sums of an engine's optimizer with its current groups."""
     if isinstance(optimizer, BF16_Optimizer):
         return BufferSums(optimizer)
     return AttributeSums(optimizer) if getattr(optimizer, "use_grad_accum_attribute", False) else ParameterSums()

@@ -86,7 +86,7 @@ class OffloadStep:
         zero.param_buffer_of_bit16_for_cpu_offload_groups[group] = buffer
 
     def _spans(self, group: int, size: int) -> list[tuple[int, int]]:
-        """The elements of this rank's partition that have a gradient of this step; all if every parameter has one."""
+        """Returns the ranges of this rank's partition with a gradient of this step; all if every parameter has one."""
         zero = self._zero
         spans: list[tuple[int, int]] = []
         numbers = [zero.get_param_id(param) for param in zero.params_in_partition[group]]

@@ -41,23 +41,23 @@ class NoOptimizer:
     name = "none"
 
     def why_not(self) -> str:
-        """Why states cannot be taken out; "": they can."""
+        """Returns why states cannot be taken out; "": they can."""
         return ""
 
     def settings(self) -> list[dict[str, str]]:
-        """For each group the settings that must be equal on both ends of a move."""
+        """Returns, for each group, the settings that must be equal on both ends of a move."""
         return []
 
     def bytes_of(self, parameters: Parameters) -> float:
-        """The bytes of parameters on their stage, with all that the optimizer adds: gradients, and two moments."""
+        """Returns the bytes of parameters on their stage, with gradients and the two moments of the optimizer."""
         return 4.0 * sum(p.numel() * p.element_size() for p in parameters)
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
-        """The group of each parameter; None: the optimizer does not have the parameter."""
+        """Returns the group of each parameter; None: the optimizer does not have the parameter."""
         return [None for _ in parameters]
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
-        """The states of those parameters that the optimizer has. Only this rank's parts, until `gather` is called."""
+        """Returns the states of parameters that the optimizer has: only this rank's parts, until `gather` is called."""
         return {}
 
     def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
@@ -228,7 +228,7 @@ class FlatOptimizer:
                         buffers.write(p, name, 0, value)
 
     def _of_group(self, index: int) -> Content:
-        """The master, and its states in the basic optimizer, in that optimizer's order."""
+        """Returns the master, and its states in the basic optimizer, in that optimizer's order."""
         master = FlatBuffers(self._optimizer).masters[index]
         return {MASTER: master.detach(), **self._optimizer.optimizer.state.get(master, {})}
 
@@ -239,7 +239,7 @@ def _found(parameters: Parameters, groups: Sequence[Parameters]) -> list[int | N
 
 
 def _is_cut(value: Any) -> bool:
-    """Whether each parameter has a part of the value. A step count belongs to the whole group."""
+    """Returns whether each parameter has a part of the value. A step count belongs to the whole group."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
@@ -259,7 +259,7 @@ class OtherOptimizer(NoOptimizer):
 
 
 def of_engine(engine: Any) -> Any:
-    """The optimizer of this engine, as one of the classes above."""
+    """Returns the optimizer of this engine, as one of the classes above."""
     optimizer = engine.optimizer
     if optimizer is None:
         return NoOptimizer()

@@ -142,7 +142,7 @@ class EngineStage:
     # ---- slots of the engine's buffers ----
 
     def _slot(self, micro_batch: int) -> int:
-        """The slot of a micro-batch. A micro-batch has a slot from its first op to its last."""
+        """Returns the slot of a micro-batch. A micro-batch has a slot from its first op to its last."""
         if micro_batch not in self._slots:
             if not self._free:
                 engine = self._engine
@@ -159,7 +159,7 @@ class EngineStage:
         self._free.append(slot)
 
     def _leaves(self, micro_batch: int, given: Edge) -> Any:
-        """The received tensors in the sender's form. Floating-point ones require gradients if something before is
+        """Returns the received tensors in the sender's form. Floating-point ones require gradients if a layer before is
         trained, and under the host's activation checkpointing, which may train nothing for inputs without gradients."""
         if given.word & _UNTRAINED:
             self._untrained.add(micro_batch)
@@ -198,7 +198,7 @@ def _described(outputs: Any) -> str:
 
 
 def _gradients(inputs: Any, stage: int) -> Edge:
-    """The gradients of all floating-point inputs, in order."""
+    """Returns the gradients of all floating-point inputs, in order."""
     if isinstance(inputs, torch.Tensor):
         return Edge([_gradient(inputs, 0, stage)], _TENSOR)
     gradients = [_gradient(each, index, stage) for index, each in enumerate(inputs) if each.is_floating_point()]

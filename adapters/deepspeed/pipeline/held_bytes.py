@@ -34,7 +34,7 @@ class HeldBytes:
             self._open, self._sizes = (place, hooks), {}
 
     def end(self, place: int) -> None:
-        """Called after that forward."""
+        """Called after a forward of the layer at this place."""
         if self._open is not None and self._open[0] == place:
             self._note[place] = max(1.0, float(sum(self._sizes.values())))
             self.close()

@@ -54,12 +54,12 @@ class LayerClock:
 
     @property
     def every(self) -> int:
-        """The interval between measured micro-batches."""
+        """Returns the interval between measured micro-batches."""
         return self._every
 
     @property
     def has_measured(self) -> bool:
-        """Whether a micro-batch of this batch was measured."""
+        """Returns whether a micro-batch of this batch was measured."""
         return self._num_measured > 0
 
     def begin(self) -> None:
@@ -72,8 +72,8 @@ class LayerClock:
             seconds[:] = 0.0, 0.0, 0.0
 
     def took(self) -> dict[int, Took]:
-        """By layer, the mean over the measured micro-batches of this batch, complete when their backwards have ended.
-        If none was measured, the means of an earlier batch; empty if there is none."""
+        """Returns by layer the mean over this batch's measured micro-batches, complete when their backwards have ended;
+        if none was measured, the means of an earlier batch, if any."""
         count = self._num_measured
         if not count:
             return self._newest
@@ -173,7 +173,7 @@ class LayerClock:
                 tensor.grad_fn.register_prehook(lambda _: self._reach(layer))
 
     def _reach(self, layer: int) -> None:
-        """Called when the backward of this layer begins; that of the layer after it has then ended."""
+        """Called when the backward of this layer begins. The backward of the next layer has then ended."""
         if self._mark is None:
             return  # a backward that is not the stage's
         before, since = self._mark

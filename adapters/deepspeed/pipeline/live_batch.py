@@ -18,7 +18,7 @@ Gradients = list[Any]  # a tensor or None for each parameter
 
 class Cut:
     """A cut at which this stage sends a run of layers to its neighbour, or receives one, in one batch. A micro-batch
-    runs all layers of the run on the same stage. functions: what the stage calls for each layer; sums: of the engine's
+    runs all layers of the run on the same stage. functions: called by the stage for each layer; sums: of the engine's
     optimizer."""
 
     def __init__(
@@ -41,18 +41,18 @@ class Cut:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trained parameters, in the same order on both stages."""
+        """Returns the trained parameters, in the same order on both stages."""
         modules = [function for function in self.functions if isinstance(function, nn.Module)]
         return [parameter for each in modules for parameter in each.parameters() if parameter.requires_grad]
 
     @property
     def ran_where_it_goes(self) -> bool:
-        """Whether a micro-batch of this batch has run the layers on their new stage."""
+        """Returns whether a micro-batch of this batch has run the layers on their new stage."""
         return any(ran == self.comes for ran in self.ran.values())
 
     def hold(self, micro_batch: int) -> None:
-        """Called after a backward that ran arriving layers. Holds its gradients until the sum has arrived. They are
-        added here, since the optimizer does not have these parameters before the commit."""
+        """Called after a backward that ran arriving layers. Holds their gradients until the sum has arrived. `fold`
+        adds them, since the optimizer does not have these parameters before the commit."""
         self._held[micro_batch] = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -99,7 +99,7 @@ class LiveBatch:
                 function.train(module.training)
 
     def before_forward(self, micro_batch: int, word: int) -> int:
-        """word: of the stage's input. Returns the word of its output."""
+        """Selects the layers of a forward. word: of the stage's input. Returns the word of its output."""
         self._hear()
         first, functions = self._stays[0], list(self._staying)
         for cut in self._cuts:
@@ -113,7 +113,7 @@ class LiveBatch:
         return 0 if below is None else below.rules.activation_word(below.ran[micro_batch])
 
     def before_backward(self, word: int) -> None:
-        """word: of the gradient that the stage received."""
+        """Prepares a backward. word: of the gradient that the stage received."""
         self._hear()
         if self._below is not None:
             self._below.rules.heard(word)

@@ -75,11 +75,11 @@ class LiveLayers:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a move is in progress."""
+        """Returns whether a move is in progress."""
         return self._voyage is not None
 
     def why_busy(self) -> str:
-        """Why no other move can start now; "": one can."""
+        """Returns why no other move can start now; "": one can."""
         return "" if self._voyage is None else "layers are being moved: they arrive with the next training batch"
 
     # ---- between batches ----
@@ -134,7 +134,7 @@ class LiveLayers:
         return ""
 
     def _why_not(self, module: Any, parts: Sequence[int]) -> str:
-        """Why this rank's layers cannot move in a batch; "": they can, unless `agreed` refuses the move."""
+        """Returns why this rank's layers cannot move in a batch; "": they can, unless `agreed` refuses the move."""
         why = self.why_busy()
         if not why and not stage_module.why_no_partition(module, parts):
             why = why_no_live_parts(module, parts)
@@ -147,7 +147,7 @@ class LiveLayers:
         return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
 
     def why_never(self, module: Any) -> str:
-        """Why no layers of this engine can ever move in a batch; "": they can. The same on all ranks."""
+        """Returns why no layers of this engine can ever move in a batch; "": they can. The same on all ranks."""
         if self._options.pipeline is not None and self._options.pipeline.is_apart:
             return "weight gradients are separate ops, which cannot move with a layer: move layers between batches"
         if module.activation_checkpoint_interval > 0:
@@ -155,7 +155,7 @@ class LiveLayers:
         return ""
 
     def _why_still(self, module: Any, layer: int) -> str:
-        """Why this layer cannot move in a batch: both stages would write their own copy of its buffers. "": it can."""
+        """Returns why this layer cannot move in a batch, since both stages would write its buffers; "": it can."""
         function = stage_module.function_of(module, layer)
         if stage_module.has_experts(module, layer):
             return f"layer {layer} holds a MoE layer, whose ranks meet in each micro-batch: move it between batches"
@@ -167,9 +167,9 @@ class LiveLayers:
         return ""
 
     def report(self) -> dict[str, Any]:
-        """Numbers for `sluice.stats`: layers that moved across a cut of this stage during a batch, layers that moved at
-        its flush, layers whose gradient sums arrived here during the batch, and seconds of this rank that the newest
-        move took in addition to its batch."""
+        """Returns numbers for `sluice.stats`: layers that moved across a cut of this stage during a batch, layers that
+        moved at its flush, layers whose gradient sums arrived here during the batch, and seconds of this rank that the
+        newest move took in addition to its batch."""
         layers = {"in_batch": self.num_in_batch, "at_flush": self.num_at_flush, "sums_early": self.num_sums_early}
         return {**layers, "exposed_seconds": self.exposed_s}
 
@@ -279,7 +279,7 @@ class LiveLayers:
 
 
 def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
-    """Why layers cannot move to this partition in one batch; "": they can. The same on all ranks."""
+    """Returns why layers cannot move to this partition in one batch; "": they can. The same on all ranks."""
     bounds = stage_module.parts_of(module)
     for stage in range(len(bounds) - 1):
         if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
@@ -292,12 +292,12 @@ def _goes(module: Any, each: Move) -> bool:
 
 
 def _still(content: Content) -> Content:
-    """The part of a content that changes only in updates: all but gradients."""
+    """Returns the part of a content that changes only in updates: all but gradients."""
     return {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
 
 
 def _runs(module: Any, moves: Iterable[tuple[Move, Shipment]]) -> list[list[tuple[Move, Shipment]]]:
-    """The runs of layers that move across each cut of this stage, in order."""
+    """Returns the runs of layers that move across each cut of this stage, in order."""
     own = [pair for pair in moves if module.stage_id in (pair[0].source, pair[0].target)]
     return [list(run) for _, run in itertools.groupby(own, lambda pair: (pair[0].source, pair[0].target))]
 
@@ -308,7 +308,7 @@ def _trip(
     functions: dict[int, Any],
     sums: ParameterSums,
 ) -> _Trip:
-    """This stage's end of the moves across a cut. Arriving layers get buffers."""
+    """Returns this stage's end of the moves across a cut. Arriving layers get buffers."""
     layers, (first, shipment) = [move.layer for move, _ in run], run[0]
     cut = Cut(layers, first.source, first.target, module.stage_id, [functions[layer] for layer in layers], sums)
     contents = {move.layer: shipments.places(each) if cut.comes else each.content or {} for move, each in run}

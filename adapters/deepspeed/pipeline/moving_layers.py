@@ -191,12 +191,12 @@ def tear(engine: Any, why: object) -> None:
 
 
 def why_torn(engine: Any) -> str:
-    """Why the engine cannot run any more; "": no move was interrupted."""
+    """Returns why the engine cannot run any more; "": no move was interrupted."""
     return str(getattr(engine, _TORN, ""))
 
 
 def home_of(engine: Any) -> tuple[int, ...] | None:
-    """The partition with which the training began; None: it is in force."""
+    """Returns the partition with which the training began; None: it is in force."""
     home: tuple[int, ...] | None = getattr(engine, _HOME, None)
     return home if home is not None and home != stage_module.parts_of(engine.module) else None
 
@@ -255,7 +255,7 @@ def agreed(
 
 
 def groups_of(module: Any, layer: int, optimizer: Any) -> list[int]:
-    """The optimizer's groups in which the layer has trained parameters that count."""
+    """Returns the optimizer's groups in which the layer has trained parameters that count."""
     counted = [
         p
         for p in stage_module.parameters_of(module, layer)
@@ -317,7 +317,7 @@ def _require_expert_groups(engine: Any, moves: Sequence[Move], answers: dict[int
 
 
 def _why_no_groups(engine: Any, move: Move, answers: dict[int, Any]) -> str:
-    """Why the MoE layers of a layer cannot run on its new stage; "": they can. answers: of `_expert_groups` by rank."""
+    """Returns why a layer's MoE layers cannot run on its new stage; "": they can. answers: of `_expert_groups`."""
     module = engine.module
     for coordinate in module._topo.get_axis_list("pipe", move.source):
         names = answers[coordinate]["experts"][str(move.layer)]
@@ -331,14 +331,14 @@ def _why_no_groups(engine: Any, move: Move, answers: dict[int, Any]) -> str:
 
 
 def _expert_groups(engine: Any, layers: Iterable[int]) -> dict[str, Any]:
-    """The expert-parallel groups of this rank, and those that the MoE layers in these layers of its stage use."""
+    """Returns this rank's expert-parallel groups, and the groups that MoE layers in these layers of its stage use."""
     module, experts = engine.module, engine.sluice.experts
     names = {layer: experts.group_names(stage_module.function_of(module, layer)) for layer in layers}
     return {"layouts": experts.layouts(module, engine.sluice), "experts": names}
 
 
 def without_groups(engine: Any, wait_s: float | None) -> frozenset[int]:
-    """Layers with MoE layers that cannot run on every stage. Collective over all ranks, with the same result."""
+    """Returns layers whose MoE layers cannot run on every stage. Collective over all ranks, with the same result."""
     parts = stage_module.parts_of(engine.module)
     own = _expert_groups(engine, stage_module.layers_of(engine.module))
     answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
@@ -361,7 +361,7 @@ def goes(module: Any, each: Move) -> bool:
 
 
 def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
-    """Why this rank cannot make these moves; "": it can."""
+    """Returns why this rank cannot make these moves; "": it can."""
     module = engine.module
     if max(module._topo.get_dim("model"), 1) > 1:
         return "the topology has tensor parallelism"
@@ -380,7 +380,7 @@ def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
 
 
 def content_of(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
-    """The content of a layer with its optimizer states."""
+    """Returns the content of a layer with its optimizer states."""
     content = dict(stage_module.content_of(function))
     for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
         if parameter in kept:
@@ -391,12 +391,12 @@ def content_of(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
 
 
 def is_kept(name: str) -> bool:
-    """Whether a member of a content is an optimizer state."""
+    """Returns whether a member of a content is an optimizer state."""
     return f" {_KEPT}" in name
 
 
 def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
-    """The optimizer states in the content of an arriving layer."""
+    """Returns the optimizer states in the content of an arriving layer."""
     found = {}
     for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
         if f"{name} group" in content:

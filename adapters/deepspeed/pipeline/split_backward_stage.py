@@ -29,7 +29,7 @@ class SplitBackwardStage(EngineStage):
 
     @property
     def num_weights_later(self) -> int:
-        """The number of weight gradients so far that were separate ops."""
+        """Returns the number of weight gradients so far that were separate ops."""
         return self._later.num_left
 
     def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
@@ -62,7 +62,7 @@ class SplitBackwardStage(EngineStage):
 
 
 def _linears(module: Any) -> list[nn.Linear]:
-    """The linear layers except those of tied layers, whose functions may use the weights too, and those of experts."""
+    """Returns the linear layers outside experts and outside tied layers, whose functions may use the weights too."""
     tied = set(map(id, getattr(module, "tied_modules", {}).values()))
     return linears_of(module, lambda each: isinstance(each, MOELayer) or id(each) in tied)
 

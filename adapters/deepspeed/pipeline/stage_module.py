@@ -28,23 +28,23 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def parts_of(module: Any) -> tuple[int, ...]:
-    """The first layer of each stage, and the number of layers."""
+    """Returns the first layer of each stage, and the number of layers."""
     return tuple(int(bound) for bound in module.parts)
 
 
 def named(module: Any) -> str:
-    """A phrase with this rank's stage and its layers."""
+    """Returns a phrase with this rank's stage and its layers."""
     first, last = parts_of(module)[module.stage_id : module.stage_id + 2]
     return f"stage {module.stage_id} (layers {first} to {last - 1})"
 
 
 def owners(parts: Sequence[int]) -> list[int]:
-    """The stage of each layer."""
+    """Returns the stage of each layer."""
     return [stage for stage, (first, last) in enumerate(zip(parts, parts[1:])) for _ in range(first, last)]
 
 
 def why_no_partition(module: Any, parts: Sequence[int]) -> str:
-    """Why `parts` is not a partition of this module's layers; "": it is one."""
+    """Returns why `parts` is not a partition of this module's layers; "": it is one."""
     bounds, count = list(parts), module._num_layers
     if len(bounds) == module.num_stages + 1 and bounds[0] == 0 and bounds[-1] == count:
         if all(first < last for first, last in zip(bounds, bounds[1:])):
@@ -56,7 +56,7 @@ def why_no_partition(module: Any, parts: Sequence[int]) -> str:
 
 
 def why_pinned(module: Any, layer: int) -> str:
-    """Why this layer of this stage cannot move; "": it can."""
+    """Returns why this layer of this stage cannot move; "": it can."""
     function, why = function_of(module, layer), why_stays(module, layer)
     if why or not isinstance(function, nn.Module):
         return why  # "" for a function: all ranks have it
@@ -71,7 +71,7 @@ def why_pinned(module: Any, layer: int) -> str:
 
 
 def why_stays(module: Any, layer: int) -> str:
-    """Why this layer of this stage cannot move because of its type, so that plans must leave it; "": no such reason."""
+    """Returns why this layer's type forbids moving the layer, so that plans must leave it; "": it does not."""
     spec, function = module._layer_specs[layer], function_of(module, layer)
     if isinstance(spec, TiedLayerSpec):
         return f"layer {layer} is tied to others by '{spec.key}'"
@@ -82,35 +82,35 @@ def why_stays(module: Any, layer: int) -> str:
 
 
 def has_experts(module: Any, layer: int) -> bool:
-    """Whether this layer of this stage holds a MoE layer."""
+    """Returns whether this layer of this stage holds a MoE layer."""
     function = function_of(module, layer)
     return isinstance(function, nn.Module) and any(isinstance(each, MOELayer) for each in function.modules())
 
 
 def function_of(module: Any, layer: int) -> Any:
-    """The function that this stage calls for one of its layers."""
+    """Returns the function that this stage calls for one of its layers."""
     return module.forward_funcs[layer - module._local_start]
 
 
 def is_tied(module: Any, layer: int) -> bool:
-    """Whether the layer shares its parameters with others by a TiedLayerSpec."""
+    """Returns whether the layer shares its parameters with others by a TiedLayerSpec."""
     return isinstance(module._layer_specs[layer], TiedLayerSpec)
 
 
 def layers_of(module: Any) -> range:
-    """The layers of this stage."""
+    """Returns the layers of this stage."""
     return range(module._local_start, module._local_stop)
 
 
 def parameters_of(module: Any, layer: int) -> list[nn.Parameter]:
-    """The parameters of a layer of this stage, tied ones included."""
+    """Returns the parameters of a layer of this stage, tied ones included."""
     spec = module._layer_specs[layer]
     owner = module.tied_modules[spec.key] if isinstance(spec, TiedLayerSpec) else function_of(module, layer)
     return list(owner.parameters()) if isinstance(owner, nn.Module) else []
 
 
 def content_of(function: Any) -> Content:
-    """Parameters, gradients, buffers and flags of a layer, without copies."""
+    """Returns parameters, gradients, buffers and flags of a layer, without copies."""
     content: Content = {}
     if not isinstance(function, nn.Module):
         return content
@@ -126,7 +126,7 @@ def content_of(function: Any) -> Content:
 
 
 def names_of(function: Any) -> list[str]:
-    """Names of all tensors that `fill` sets, with the shapes of parameters."""
+    """Returns names of all tensors that `fill` sets, with the shapes of parameters."""
     if not isinstance(function, nn.Module):
         return []
     parameters = [f"{name} {list(parameter.shape)}" for name, parameter in function.named_parameters()]
@@ -203,13 +203,13 @@ def set_recomputed(module: Any, layers: Iterable[int]) -> None:
 
 
 def recomputed_of(module: Any) -> frozenset[int]:
-    """Layers of all stages that are recomputed."""
+    """Returns layers of all stages that are recomputed."""
     known = getattr(module, _RECOMPUTED, None)
     return known.wanted if known else frozenset()
 
 
 def why_not_recomputed(module: Any, layer: int) -> str:
-    """Why a layer cannot be recomputed; "": it can. Decided by the layer's spec, which all ranks have."""
+    """Returns why a layer cannot be recomputed; "": it can. Decided by the layer's spec, which all ranks have."""
     spec = module._layer_specs[layer]
     if isinstance(spec, TiedLayerSpec):
         return f"layer {layer} is tied to others by '{spec.key}'"
@@ -247,13 +247,13 @@ def set_offloaded(module: Any, layers: Iterable[int], tier: str) -> None:
 
 
 def offloaded_of(module: Any) -> Offloaded | None:
-    """The offloaded layers of this stage; None: it has none."""
+    """Returns the offloaded layers of this stage; None: it has none."""
     known = getattr(module, _OFFLOADED, None)
     return known.here if known else None
 
 
 def why_not_offloaded(module: Any, layer: int) -> str:
-    """Why a layer cannot be offloaded; "": it can. Decided by the layer's spec, which all ranks have."""
+    """Returns why a layer cannot be offloaded; "": it can. Decided by the layer's spec, which all ranks have."""
     return why_not_recomputed(module, layer)
 
 

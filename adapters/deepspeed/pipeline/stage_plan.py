@@ -60,7 +60,7 @@ def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "",
 
 
 def _why_not(engine: Any, chosen: Chosen) -> str:
-    """Why this engine cannot run the plan; "": it can."""
+    """Returns why this engine cannot run the plan; "": it can."""
     has_plan = [choice is not None for choice in chosen.moe] or [False] * len(chosen.kinds)
     plain = [kind for kind, has in zip(chosen.kinds, has_plan) if not has]
     other = next((kind for kind in plain if kind not in (stages.KEEP, stages.RECOMPUTE, stages.OFFLOAD)), None)
@@ -85,7 +85,7 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
 
 
 def _moe_layers(module: Any, layer: int) -> list[Any]:
-    """The MoE layers in this layer of the pipeline that run on Sluice."""
+    """Returns the MoE layers in this layer of the pipeline that run on Sluice."""
     function = stage_module.function_of(module, layer)
     modules = function.modules() if isinstance(function, nn.Module) else ()
     return [each for each in modules if hasattr(getattr(each, "_sluice", None), "why_no_plan")]
@@ -99,7 +99,7 @@ def _why_no_moe_plan(module: Any, layer: int) -> str:
 
 
 def _why_no_tier(tier: str) -> str:
-    """Why this rank cannot use the tier; "": it can. Tries a write, since permissions of network folders say little."""
+    """Returns why this rank cannot use the tier; "": it can. Tries a write, since permissions may mislead."""
     try:
         Swap([False], tier).close()
     except SluiceError as error:
@@ -108,6 +108,6 @@ def _why_no_tier(tier: str) -> str:
 
 
 def host_recomputes(engine: Any) -> bool:
-    """Whether DeepSpeed's own checkpoint intervals are on."""
+    """Returns whether DeepSpeed's own checkpoint intervals are on."""
     section = engine._config.pipeline.get("activation_checkpoint_interval", 0)
     return bool(section > 0 or engine.module.activation_checkpoint_interval > 0)

@@ -110,7 +110,7 @@ class StageWatch:
     def _decided(
         self, engine: Any, notes: Sequence[Any], micro_batches: int, found: Sequence[list[float]], trained: Trained
     ) -> LayerLook | None:
-        """The decision after a batch. None: some numbers are still missing."""
+        """Returns the decision after a batch. None: some numbers are still missing."""
         sizes, parts = [int(size) for size in found[_SIZE]], self._parts
         self._sizes = sizes
         costs, pipe = None, None
@@ -147,7 +147,7 @@ class StageWatch:
             self._rates = MoveRates(self._rates.link, other_s, self._rates.drain_s / 2)
 
     def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
-        """The pipe. None: micro-batches in flight are known only after the second batch."""
+        """Returns the pipe. None: micro-batches in flight are known only after the second batch."""
         in_flight = [0] * (len(self._parts) - 1)
         for rank, note in enumerate(notes):
             stage = module._topo.get_coord(rank).pipe
@@ -156,8 +156,8 @@ class StageWatch:
         return Pipe(self._budget, in_flight, micro_batches) if all(in_flight) else None
 
     def _costs(self, engine: Any, found: Sequence[list[float]]) -> Costs | None:
-        """The costs of layers. A batch measures a layer's saved bytes either with or without recomputation; the bytes
-        without it are remembered from earlier batches."""
+        """Returns the costs of layers. A batch measures a layer's saved bytes either with or without recomputation; the
+        bytes without it are remembered from earlier batches."""
         module, held = engine.module, found[_HELD]
         if not all(held):
             return None
@@ -210,14 +210,14 @@ class StageWatch:
                 asked.close()
 
     def report(self) -> dict[str, Any]:
-        """Numbers for `sluice.stats`."""
+        """Returns numbers for `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
         counts = {"moves": self._num_moves, "batches_moving": self._num_steps, **self._rates._asdict()}
         return {**counts, **({"refused": self._refused} if self._refused else {}), **newest}
 
     def _goes_on(self, engine: Any) -> bool:
-        """Whether layers arrived during the previous batch. Starts the next step, if there is one. The time of a step
-        is known one batch later."""
+        """Returns whether layers arrived during the previous batch. Starts the next step, if there is one. The time of
+        a step is known one batch later."""
         if not self._steps or self._live.is_under_way:
             return False
         arrived, *to_come = self._steps
@@ -305,7 +305,7 @@ class Measured:
 
 
 def _when_moved(engine: Any, layer: int) -> int:
-    """When a layer of this stage can move."""
+    """Returns when a layer of this stage can move."""
     module = engine.module
     if not stage_module.has_experts(module, layer):
         return _NEVER if stage_module.why_stays(module, layer) else _ANY_TIME
@@ -319,7 +319,7 @@ def _groups(bits: float) -> frozenset[int]:
 
 
 def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], ...]:
-    """The fields of all notes by layer: means over the replicas of the layer, with the same bits on all ranks."""
+    """Returns the fields of all notes by layer: means over the layer's replicas, with the same bits on all ranks."""
     parts = stage_module.parts_of(module)
     found = tuple([0.0] * parts[-1] for _ in range(_OF_LAYER))
     share = (len(parts) - 1) / len(notes)

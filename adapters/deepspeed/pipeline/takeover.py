@@ -66,7 +66,7 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
 
 
 def _reason_against(engine: Any) -> str:
-    """Why the host must run this engine's batches; "": the library can."""
+    """Returns why the host must run this engine's batches; "": the library can."""
     if not getattr(engine, "pipeline_parallelism", False):
         return "the model is not a deepspeed.pipe.PipelineModule, so there are no stages to run"
     kind = type(engine)
@@ -88,7 +88,7 @@ def _reason_against(engine: Any) -> str:
 
 
 def _reason_of_frozen(engine: Any) -> str:
-    """Why a stage cannot be without trained parameters; "": it has some, or the host supports it."""
+    """Returns why a stage cannot be without trained parameters; "": it has some, or the host supports it."""
     trains = engine.client_optimizer is not None or engine.optimizer_name() is not None
     if not trains or any(parameter.requires_grad for parameter in engine.module.parameters()):
         return ""
@@ -205,7 +205,7 @@ class Takeover:
         self._stage.end()
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the batches that the library ran. Not to be called during a batch."""
+        """Returns numbers of the batches that the library ran. Not to be called during a batch."""
         layers = {} if self._watch is None else {"layers": self._watch.report()}
         later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, SplitBackwardStage) else {}
         engine = self._engine()
@@ -241,12 +241,12 @@ class _Failed:
 
 
 def _partition(module: Any) -> str:
-    """The bounds of stages, such as "0,4,8"; "": the module has none."""
+    """Returns the bounds of stages, such as "0,4,8"; "": the module has none."""
     return ",".join(str(int(bound)) for bound in getattr(module, "parts", ()))
 
 
 def _meets_its_replicas(module: Any) -> bool:
-    """Whether layers of this stage communicate with other replicas in a forward or a backward."""
+    """Returns whether layers of this stage communicate with other replicas in a forward or a backward."""
     return any(
         isinstance(each, torch.nn.SyncBatchNorm) or (isinstance(each, MOELayer) and each.ep_size > 1)
         for each in module.modules()

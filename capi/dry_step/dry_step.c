@@ -13,11 +13,11 @@
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "sluice/sluice.h"
 
-/* Slots grow to their size, routes of both directions are registered, and what is timed at first is no longer. */
+/* During the settling steps slots grow, routes of both directions are registered, and first measurements end. */
 enum { SETTLING_STEPS = 10, MOST_EXPERTS = 1024, MOST_TOKENS = 1 << 20, MOST_WIDTH = 1 << 17 };
 #define TIMEOUT_NS (UINT64_C(300) * 1000000000) /* against hangs */
 
-/* What all ranks share. */
+/* The state that all ranks share. */
 typedef struct run_s {
   const sluice_dry_step_t* step;
   sluice_cuda_sources_t sources;
@@ -156,7 +156,7 @@ static sluice_status_t make_tensors(rank_t* r) {
   return make_experts(r, &r->grads);
 }
 
-/* As a framework's caching allocator: the same bytes in every step. META is the host's memory. */
+/* Keeps each buffer for later steps, like a framework's caching allocator. META is in host memory. */
 static void* save(void* user, int32_t which, uint64_t bytes) {
   rank_t* r = user;
   const int is_devices = which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION;
@@ -237,7 +237,7 @@ static void release(rank_t* r) {
 
 /* ---- headers ---------------------------------------------------------------------------------------------------- */
 
-/* Those of the connections, of which every communicator has a table of its own; the same on all ranks. */
+/* The vtable of the header connections with a recording exchange_start. It is the same on all ranks. */
 static pthread_mutex_t headers_mutex = PTHREAD_MUTEX_INITIALIZER;
 static sluice_comm_vtable_t recorded;
 static sluice_status_t (*start_header)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
@@ -269,7 +269,7 @@ static void* phase_main(void* argument) {
   return NULL;
 }
 
-/* A phase on all ranks, each a thread; the error of the first that has one of its own. */
+/* Runs a phase on all ranks, each in a thread. Returns the first error that is not about another rank. */
 static sluice_status_t run_phase(rank_t* ranks, sluice_status_t (*phase)(rank_t*)) {
   pthread_t threads[SLUICE_DRY_MOST_RANKS];
   const int64_t count = ranks->run->step->ranks;
@@ -299,7 +299,7 @@ static sluice_status_t record_one(rank_t* ranks, FILE* out) {
   return status;
 }
 
-/* The engine says which bytes were refused; here stands what to do. */
+/* Adds the remedy to the engine's error, which names the bytes that were refused. */
 static sluice_status_t advise(const rank_t* ranks, sluice_status_t status) {
   if (status != SLUICE_E_NO_MEMORY) return status;
   sluice_error_info_t why;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One training step of a layer on the fake driver, dry: what the engine asks of a GPU, as data, on any CPU.
+/* Runs one training step of a layer on the fake driver, on any CPU, and records the engine's GPU calls as data.
  *
- * Ranks are threads, each with a fake device of its own. Routes are random, each expert of a token another one, and
- * repeat with the seed. After steps that let everything settle, the calls of one forward and backward are recorded. */
+ * Ranks are threads, each with its own fake device. The experts of a token are random and distinct, and repeat with the
+ * seed. Warm-up steps run first. Then the calls of one forward and backward are recorded. */
 #ifndef SLUICE_CAPI_DRY_STEP_DRY_STEP_H_
 #define SLUICE_CAPI_DRY_STEP_DRY_STEP_H_
 
@@ -12,7 +12,7 @@
 
 enum { SLUICE_DRY_MOST_RANKS = 8 };
 
-/* Gated experts in bf16 with gate and up in one tensor; rows are sent again in backward, pre-activations are kept. */
+/* Gated experts in bf16, gate and up in one tensor. Pre-activations are saved, and backward sends rows again. */
 typedef struct sluice_dry_step_s {
   int64_t ranks, tokens, model_width, hidden_width, experts, top_k, chunks, seed; /* tokens: of each rank */
   int64_t device_bytes;                                                           /* of each device */
@@ -21,9 +21,9 @@ typedef struct sluice_dry_step_s {
   void (*alter)(sluice_cuda_sources_t* sources); /* NULL, or a test's own calls between the engine and the fakes */
 } sluice_dry_step_t;
 
-/* out: the events of all ranks as JSON (backend/device/cuda/fake/fake_record.h); the record stays until the next run.
- * One at a time. Errors: INVALID_ARGUMENT (names the number and its bounds), NO_MEMORY (the device is too small, or
- * this machine reserves no such address space; with the remedy), or the engine's. */
+/* Writes the events of all ranks to `out` as JSON (backend/device/cuda/fake/fake_record.h). The record stays until the
+ * next run. Not thread-safe. Errors: INVALID_ARGUMENT (names the number and its bounds), NO_MEMORY (the device is too
+ * small, or this machine cannot reserve the address space; with the remedy), or the engine's. */
 sluice_status_t sluice_dry_step_run(const sluice_dry_step_t* step, FILE* out);
 
 #endif /* SLUICE_CAPI_DRY_STEP_DRY_STEP_H_ */

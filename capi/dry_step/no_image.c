@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An empty image of kernels. The fake driver has its kernels linked in, and the real image is most of the library. */
+/* Defines an empty kernel image. The fake driver has kernels linked in, and the real image is most of the library. */
 extern const char sluice_cuda_image_begin[1];
 extern const char sluice_cuda_image_end[1];
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Dry steps: their records, an additional call that a record shows, and refused requests. */
+/* Tests dry steps: their records, an additional call that a record shows, and refused requests. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static const sluice_dry_step_t small = {.ranks = 2,
                                         .seed = 7,
                                         .device_bytes = (int64_t)1 << 40};
 
-/* The record as text, the caller's to free; the test fails where the step does. */
+/* Returns the record as text, which the caller frees. Fails the test if the step fails. */
 static char* record_of(const sluice_dry_step_t* step) {
   char* text = NULL;
   size_t bytes = 0;
@@ -43,13 +43,13 @@ TEST(DryStep_TheSameTwice_IsTheSameRecord) {
   assert_string_equal(first, second);
   assert_non_null(strstr(first, "\"forward\""));
   assert_non_null(strstr(first, "\"sluice_route_count\", 1, 128, ")); /* one tile with all routes */
-  /* Settled: nothing is allocated, and no event is made. */
+  /* After the settling steps nothing is allocated, and no event is made. */
   assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_HOST_CALL), 0);
   free(first);
   free(second);
 }
 
-/* ---- a call more, once on each rank in the recorded step ------------------------------------------------------- */
+/* ---- an additional call, once on each rank in the recorded step ------------------------------------------------ */
 
 static const sluice_cuda_driver_t* driver;
 static sluice_nccl_symbols_t nccl;
@@ -86,7 +86,7 @@ static int wait_for_event(void* stream, void* event, unsigned int flags) {
   return driver->cuStreamWaitEvent(stream, event, flags);
 }
 
-/* After a group one more, of a byte each way, with the peer of its last message: of two ranks that is the other. */
+/* After a group, runs another group that exchanges a byte with the peer of the last message. */
 static _Thread_local struct {
   int type, peer;
   void *comm, *stream;
@@ -107,7 +107,7 @@ static int end_group(void) {
   return nccl.ncclGroupEnd();
 }
 
-/* One more exchange of headers before the first, by the same connections. */
+/* Before the first exchange of headers, makes another one on the same connections. */
 static sluice_status_t (*open_recorded)(sluice_comm_t* comm, sluice_comm_t** out_tcp);
 static sluice_status_t (*start_recorded)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                          sluice_comm_request_t** out_request);
@@ -212,11 +212,11 @@ TEST(DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy) {
   step = small, step.device_bytes = 8192;
   refuses(step, SLUICE_E_NO_MEMORY, "and the device has 8192");
   refuses(step, SLUICE_E_NO_MEMORY, "ask for more ranks or fewer tokens");
-  /* Room for the host's tensors, none for the engine's slots: cuBLAS's workspace alone has 32 MiB. */
+  /* The host's tensors fit, the engine's slots do not: cuBLAS's workspace alone takes 32 MiB. */
   step = small, step.device_bytes = 1 << 20;
   refuses(step, SLUICE_E_NO_MEMORY, "does not hold this layer");
   refuses(step, SLUICE_E_NO_MEMORY, "ask for more ranks or fewer tokens");
-  free(record_of(&small)); /* and nothing is left of it */
+  free(record_of(&small)); /* a refused request leaves no state */
 }
 
 TEST(DryStep_MoreExperts_TakeNoMoreLaunchesOrGroups) {
@@ -229,7 +229,7 @@ TEST(DryStep_MoreExperts_TakeNoMoreLaunchesOrGroups) {
   assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES), groups);
 }
 
-/* Of tokens, of output gradients, and of tokens again: each token's row is read once for all ranks. */
+/* Launches pack tokens, output gradients, and tokens again. Each reads a token's row once for all ranks. */
 TEST(DryStep_DeduplicatedLayer_PacksCopiesByOneLaunch) {
   sluice_dry_step_t step = small;
   int64_t launches = 0;
@@ -244,7 +244,7 @@ TEST(DryStep_DeduplicatedLayer_PacksCopiesByOneLaunch) {
   assert_int_equal(count_after(&step, SLUICE_FAKE_LAUNCH), launches);
 }
 
-/* Gradients of gate and up that are one matrix are one GEMM, however it is stored. */
+/* Gradients of gate and up that are one matrix take one GEMM in either layout. */
 TEST(DryStep_TransposedExperts_TakeNoMoreGemms) {
   sluice_dry_step_t step = small;
   const int64_t gemms = count_after(&step, SLUICE_FAKE_GEMM);

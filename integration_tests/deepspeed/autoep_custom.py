@@ -80,7 +80,7 @@ class Custom(nn.Module):
 
 
 def section(layout: str) -> dict[str, Any]:
-    """The `expert_parallel` section for the custom model."""
+    """Returns the `expert_parallel` section for the custom model."""
     return {
         "preset_model": None,
         "moe_layer_pattern": r"layers\.\d+\.moe",

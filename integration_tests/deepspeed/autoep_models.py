@@ -23,8 +23,8 @@ SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
 def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
-    """The same model on every call and rank, with expert weights large enough to affect the loss. shape: "experts" and
-    "chosen" (per token) of a custom model."""
+    """Returns the same model on every call and rank, with expert weights large enough to affect the loss. shape:
+    "experts" and "chosen" (per token) of a custom model."""
     torch.manual_seed(seed)
     if kind in autoep_custom.LAYOUTS:
         model: nn.Module = autoep_custom.Custom(kind, VOCABULARY, **shape)
@@ -39,7 +39,7 @@ def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
 
 
 def expert_parallel(kind: str, size: int = 2, **changes: Any) -> dict[str, Any]:
-    """The host's section with a loop over experts, which is the host's choice on a CPU."""
+    """Returns the host's section with a loop over experts, which is the host's choice on a CPU."""
     preset = {"qwen2_moe": "qwen3_moe"}.get(kind, kind)
     section = {"enabled": True, "autoep_size": size, "preset_model": preset, "use_grouped_mm": False}
     if kind in autoep_custom.LAYOUTS:
@@ -48,7 +48,7 @@ def expert_parallel(kind: str, size: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 def engine(model: nn.Module, section: dict[str, Any], sluice: dict[str, Any] | None, **config: Any) -> Any:
-    """Only calls deepspeed.initialize."""
+    """Calls only deepspeed.initialize."""
     whole = copy.deepcopy({**ds_config(), "expert_parallel": section, **config})
     if sluice is not None:
         whole["sluice"] = sluice
@@ -56,14 +56,14 @@ def engine(model: nn.Module, section: dict[str, Any], sluice: dict[str, Any] | N
 
 
 def moe_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """(name, layer) of the model's AutoEP layers, of which there must be at least one."""
+    """Returns (name, layer) of the model's AutoEP layers, of which there must be at least one."""
     found = [(name, child) for name, child in model.named_modules() if getattr(child, "_is_autoep_layer", False)]
     assert found
     return found
 
 
 def batch(step: int, rows: int = 2, length: int = 12) -> torch.Tensor:
-    """Token ids of this rank and step."""
+    """Returns token ids of this rank and step."""
     generator = torch.Generator().manual_seed(10_000 * (dist.get_rank() + 1) + step)
     return torch.randint(3, VOCABULARY, (rows, length), generator=generator)
 

@@ -97,7 +97,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def build(kind: str, vocabulary: int, **changes: Any) -> Any:
-    """A model with parameters from torch's current random state. changes: other fields of its config."""
+    """Returns a model with parameters from torch's current random state. changes: other fields of its config."""
     config_class, fields = CONFIGS[kind]
     config = config_class(**{**_COMMON, **fields, **changes})
     config.update({"vocab_size": vocabulary})

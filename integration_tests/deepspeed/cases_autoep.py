@@ -26,25 +26,25 @@ _registered = "swiglu_squared"  # an activation that the library does not suppor
 
 
 def parity(kind: str, steps: int = 8, sluice: dict[str, Any] | None = None, **how: Any) -> list[Any]:
-    """(stock, through Sluice): the results of `models.train`."""
+    """Returns (stock, through Sluice): the results of `models.train`."""
     return [models.train(kind, steps, section, **how) for section in (None, {**models.SLUICE, **(sluice or {})})]
 
 
 def parity_of_lengths(lengths: list[list[int]], **how: Any) -> list[Any]:
-    """As `parity`, with sequences of these lengths by rank and step."""
+    """Runs `parity` with sequences of these lengths by rank and step."""
     mine = lengths[dist.get_rank()]
     return parity("stacked", len(mine), lengths=mine, **how)
 
 
 def parity_of_a_known_formula() -> list[Any]:
-    """As `parity`, with a registered activation that equals one of the library's."""
+    """Runs `parity` with a registered activation that equals an activation of the library."""
     if "relu_gate" not in ep_experts.EXPERT_ACTIVATIONS:
         ep_experts.register_expert_activation("relu_gate", lambda gate, up, alpha, limit: torch.relu(gate) * up)
     return parity("stacked", section={"expert_activation": "relu_gate"})
 
 
 def parity_with_frozen(which: str) -> list[Any]:
-    """As `parity`, with experts' parameters that are not trained."""
+    """Runs `parity` with experts' parameters that are not trained."""
 
     def prepare(model: Any) -> None:
         for name, parameter in model.named_parameters():
@@ -67,7 +67,7 @@ def _reorder_sums(seed: int, model: Any) -> None:
 
 
 def long_run(steps: int) -> dict[str, Any]:
-    """Losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
+    """Returns losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
     stock = [models.train("stacked", steps, None)["losses"]]
     for seed in range(1, 6):
         stock.append(models.train("stacked", steps, None, prepare=functools.partial(_reorder_sums, seed))["losses"])
@@ -89,7 +89,7 @@ def _loss(host: Any, step: int = 0) -> torch.Tensor:
 
 
 def refused(what: str, policy: str) -> Any:
-    """The result of swapping invalid layers: [number of layers on Sluice, reasons], or [error type, text]."""
+    """Returns the result of swapping invalid layers: [number of layers on Sluice, reasons], or [error type, text]."""
     config, section = {}, {}
     if what == "activation":
         if _registered not in ep_experts.EXPERT_ACTIVATIONS:
@@ -132,7 +132,7 @@ def one_rank_refuses() -> str:
 
 
 def container_hooked_after_the_swap() -> str:
-    """The error of each rank when rank 1 hooks the container of experts, which is no longer called."""
+    """Returns the error of each rank when rank 1 hooks the container of experts, which is no longer called."""
     host = _engine()
     layer = _layer(host)
     x = torch.randn(2, 4, 32)
@@ -189,7 +189,7 @@ def one_rank_dies(where: str) -> dict[str, Any]:
 
 
 def numbers() -> list[Any]:
-    """`sluice.stats` and `sluice.decisions` of an engine and of one layer. Copies of a layer are the host's layers."""
+    """Returns `sluice.stats` and `sluice.decisions` of an engine and a layer. Copies of a layer are the host's."""
     host = _engine(size=1)
     host.backward(_loss(host))
     layer = _layer(host)
@@ -226,7 +226,7 @@ def comms_records() -> dict[str, int]:
 
 
 def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
-    """Stock loads a checkpoint of Sluice, or the reverse: later losses of both, and the contents of the files."""
+    """Makes stock load a checkpoint of Sluice, or the reverse. Returns later losses, and the contents of the files."""
     sections = {"stock": None, "sluice": models.SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {

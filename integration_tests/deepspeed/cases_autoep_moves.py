@@ -33,8 +33,8 @@ def moved_training(
     shape: dict[str, int] | None = None,
     stale: bool = False,
 ) -> list[Any]:
-    """[unmoved, moved]: the results of `autoep_models.train`. Under ZeRO and bf16 experts move before the next forward,
-    when there are no gradients. Otherwise they move before the update, with their gradients. At the end they are home.
+    """Returns [unmoved, moved]: results of `autoep_models.train`. Under ZeRO and bf16 experts move before the forward,
+    when there are no gradients. Otherwise experts move before the update, with gradients. At the end they are home.
 
     forget: state that does not move, as with a faulty host. stale: the engine does not learn of a move."""
     config = {**UNCLIPPED, **(config or {})}
@@ -60,7 +60,7 @@ def moved_training(
 
 
 def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
-    """[unmoved, moved, reports] with the option "placement"."""
+    """Returns [unmoved, moved, reports] with the option "placement"."""
     config = {**UNCLIPPED, **config}
     reports: list[Any] = []
 
@@ -86,7 +86,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
 
 
 def checkpoints(kind: str, folder: str, config: dict[str, Any]) -> list[str]:
-    """The checkpoint files that differ between a run with moved experts and a run without moves."""
+    """Returns the checkpoint files that differ between a run with moved experts and a run without moves."""
     hosts = {
         name: models.engine(models.build(kind), models.expert_parallel(kind), SECTION, **{**UNCLIPPED, **config})
         for name in ("still", "moved")

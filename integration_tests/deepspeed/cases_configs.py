@@ -17,7 +17,7 @@ from ds_models import SLUICE, build, ds_config, engine
 
 
 def profiled_macs(kind: str) -> list[int]:
-    """The counts of DeepSpeed's flops profiler on rank 0, for a step computed in C and one that calls modules."""
+    """Returns counts of DeepSpeed's flops profiler on rank 0, for a step computed in C and one that calls modules."""
     counted = []
     profiler = {"enabled": True, "profile_step": 1, "output_file": "/dev/null"}
     for is_called in (False, True):
@@ -38,7 +38,7 @@ def profiled_macs(kind: str) -> list[int]:
 
 
 def half_precision(steps: int) -> Any:
-    """fp16 under ZeRO 1 with a loss scale that overflows at first.
+    """Trains in fp16 under ZeRO 1 with a loss scale that overflows at first.
 
     [losses, steps skipped, loss scale] of stock and of Sluice
     """
@@ -126,13 +126,13 @@ FROZEN = {
 
 
 def frozen(what: str) -> Any:
-    """[stock, through Sluice] with a part of the model frozen."""
+    """Returns [stock, through Sluice] with a part of the model frozen."""
     layers = [{"k": 2, "expert": "gated"}, {"k": 2, "expert": "tuple"}]
     return cases_parity.parity(layers, 5, prepare=FROZEN[what])
 
 
 def shared_layer(sluice_section: dict[str, Any]) -> Any:
-    """Losses of stock and of Sluice with one layer that the model calls twice in a forward."""
+    """Returns losses of stock and of Sluice with one layer that the model calls twice in a forward."""
     found = []
     for section in (None, {**SLUICE, **sluice_section}):
         model = build([{"k": 2, "top2_2nd_expert_sampling": False}])
@@ -152,7 +152,7 @@ def shared_layer(sluice_section: dict[str, Any]) -> Any:
 
 
 def swapped_again() -> Any:
-    """Losses of stock, and of a training that is unswapped in the middle and swapped again by hand."""
+    """Returns losses of stock, and of a training that is unswapped in the middle and swapped again by hand."""
     from sluice.adapters.deepspeed import swap
     from sluice.config import Options
 

@@ -64,7 +64,7 @@ class _Home:
 
 
 def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: Any) -> PlacementPlan:
-    """A plan with a random placement, the same on all ranks."""
+    """Returns a plan with a random placement, the same on all ranks."""
     places = list(zip(expert_rank, expert_slot))
     numbers.shuffle(places)
     ranks, slots = zip(*places)
@@ -105,7 +105,7 @@ def decided_training(
     rate: int | None = None,
     frozen: bool = False,
 ) -> Any:
-    """[unmoved, moved, reports]: the results of `train` for both, and the layers' reports before experts move home.
+    """Returns [unmoved, moved, reports]: results of `train` for both, and the layers' reports before experts move home.
 
     shuffle: move to a random placement at every decision. forget: state that does not move, as with a faulty host
     (is_left_out), or arrives as zeros. stale: the engine does not learn of a move. epoch_of_last: a wrong epoch on the
@@ -154,7 +154,7 @@ def decided_training(
 
 
 def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
-    """Rank 1 fails to install state that has arrived: the error of the step, and of the next forward."""
+    """Returns the errors of a step in which rank 1 fails to install arrived state, and of the next forward."""
     model = build(layers)
     _favours_the_first(model)
     host = engine(model, ds_config(**UNCLIPPED), {**SECTION, "placement": WILLING})
@@ -174,7 +174,7 @@ def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
-    """The host memory that moves at every decision take on this rank."""
+    """Returns the host memory that moves at every decision take on this rank."""
     plan, deciding.plan_placement = deciding.plan_placement, functools.partial(_shuffled, random.Random(5))
     layers = [{"num_experts": 8, "k": 2, "expert": "wide", "drop_tokens": False}]
 
@@ -193,7 +193,7 @@ def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
 
 
 def even_training(steps: int) -> Any:
-    """(reports, collectives that looking at loads has sent) of a training whose loads need no move."""
+    """Returns (reports, collectives that looking at loads has sent) of a training whose loads need no move."""
     host = engine(
         build([{"num_experts": 8, "k": 2}]),
         ds_config(**UNCLIPPED),
@@ -221,7 +221,7 @@ def even_training(steps: int) -> Any:
 
 
 def unswapped() -> Any:
-    """The number of moved experts, and whether the weights after unswapping are those of the unmoved run."""
+    """Returns the number of moved experts, and whether the weights after unswapping are those of the unmoved run."""
     weights = []
     moved = 0
     for section in (SECTION, {**SECTION, "placement": WILLING}):

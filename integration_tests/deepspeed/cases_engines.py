@@ -36,13 +36,13 @@ def uneven_tokens(lengths: list[int], k: int, drop: bool) -> list[float]:
 
 
 def uneven_tokens_in_stock() -> None:
-    """A step of stock DeepSpeed with different numbers of tokens on the ranks."""
+    """Runs a step of stock DeepSpeed with different numbers of tokens on the ranks."""
     host = engine(build([{}]), ds_config())
     _one_step(host, 0, [12, 16][dist.get_rank()])
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[str]:
-    """The place and shape of each tensor of a file, at any depth."""
+    """Yields the place and shape of each tensor of a file, at any depth."""
     if isinstance(value, torch.Tensor):
         yield f"{path} {list(value.shape)} {value.dtype}"
     elif isinstance(value, dict):
@@ -54,7 +54,7 @@ def _tensors(value: Any, path: str = "") -> Iterator[str]:
 
 
 def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
-    """Stock loads a checkpoint of Sluice, or the reverse: the contents of the files, and later losses."""
+    """Makes stock load a checkpoint of Sluice, or the reverse. Returns the files' contents, and later losses."""
     sections = {"stock": None, "sluice": SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {}
@@ -127,7 +127,7 @@ def comms_records(section: dict[str, Any] | None) -> dict[str, int]:
 
 
 def trace_and_stats(folder: str) -> list[str]:
-    """The trace of two steps."""
+    """Returns the trace of two steps."""
     host = _swapped([{"k": 2}])
     sluice.trace.start()
     _one_step(host)
@@ -162,7 +162,7 @@ def reset_of_an_engine() -> None:
 
 
 def asked_without_sluice() -> list[str]:
-    """The output of `sluice.stats` and `sluice.decisions` for engines without a layer on Sluice."""
+    """Returns the output of `sluice.stats` and `sluice.decisions` for engines without a layer on Sluice."""
     off, stock, unswapped = _swapped([{}], {"enabled": False}), engine(build([{}]), ds_config()), _swapped([{}, {}])
     unswapped.sluice.unswap()
     left = engine(build([{}]), ds_config(), {**SLUICE, "enabled": True})

@@ -111,7 +111,7 @@ def _trained(
     run: int = 1,
     **job: Any,
 ) -> Any:
-    """every: one of this many batches moves layers; 0: no moves. run: number of layers that cross a cut together."""
+    """Trains. every: batches between moves; 0: no moves. run: number of layers that cross a cut together."""
     config = {**UNCLIPPED, **job.get("config", {})}
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": config})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
@@ -138,13 +138,13 @@ def _trained(
 
 
 def moved(steps: int, every: int, look: int, **job: Any) -> list[dict[str, Any]]:
-    """[unmoved, moved in batches]"""
+    """Returns [unmoved, moved in batches]."""
     return [_trained(steps, 0, look, **{**job, "mutant": ""}), _trained(steps, every, look, **job)]
 
 
 def stepped(steps: list[list[int]], **job: Any) -> list[Any]:
-    """An adaptive pipeline that decides on these steps: [partitions after each batch, losses, number of moves, number
-    of steps, losses without moves]."""
+    """Runs an adaptive pipeline that decides on these steps. Returns [partitions after each batch, losses, number of
+    moves, number of steps, losses without moves]."""
 
     def decided(self: Any, *_: Any) -> LayerLook:
         way = () if self.num_moves else tuple(map(tuple, steps))
@@ -199,7 +199,7 @@ def _said(action: Any) -> str:
 
 
 def failed(parts: Sequence[int], **job: Any) -> list[Any]:
-    """[with a live move, without], each: [error of a failing batch, parts then, parts after later batches, losses]"""
+    """Returns [with a live move, without], each [error of a failed batch, parts then, parts later, losses]."""
     found = []
     for live in (True, False):
         made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
@@ -218,7 +218,7 @@ def failed(parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def _faults(engine: Any) -> dict[str, tuple[Any, str]]:
-    """The function that implements each step of a move."""
+    """Returns the function that implements each step of a move."""
     optimizer = type(optimizer_parts.of_engine(engine))
     return {
         "reading the optimizer": (optimizer, "settings"),
@@ -298,8 +298,8 @@ def broken(
 
 
 def hung(silent: int, parts: Sequence[int], wait_s: float, **job: Any) -> list[Any]:
-    """A rank hangs in a transfer until the others have an error: [error, seconds until then, losses of later batches,
-    losses without a move, the partition]."""
+    """Makes a rank hang in a transfer until the others have an error. Returns [error, seconds until then, losses of
+    later batches, losses without a move, the partition]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     losses, original, store = made.train(range(2)), shipments._transfer, _get_default_store()
     others = [f"hung {silent} {rank}" for rank in range(dist.get_world_size()) if rank != silent]
@@ -327,7 +327,7 @@ def hung(silent: int, parts: Sequence[int], wait_s: float, **job: Any) -> list[A
 
 
 def spoilt(parts: Sequence[int], **job: Any) -> list[Any]:
-    """Other code writes into a layer in flight: [error of the batch, parts, error of later training]."""
+    """Writes into a layer in flight. Returns [error of the batch, parts, error of later training]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     made.engine.sluice.move_layers(parts, live=True)
@@ -343,7 +343,7 @@ def spoilt(parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def loaded(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
-    """A checkpoint is loaded while layers are in flight: [parts after the next batches, losses before and after the
+    """Loads a checkpoint while layers are in flight. Returns [parts after the next batches, losses before and after the
     load, parts and losses after a later move]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
@@ -361,7 +361,7 @@ def loaded(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job: Any) -> list[Any]:
-    """[errors, whether anything has changed]. twice: after an earlier move in flight. buffers: a layer has a buffer."""
+    """Returns [errors, whether anything has changed]. twice: after a move in flight. buffers: a layer has a buffer."""
     made = Job(**{"stages": dist.get_world_size(), "pipeline": TWO_IN_FLIGHT, "config": UNCLIPPED, **job})
     module = made.engine.module
     if buffers and made.engine.stage_id == 0:
@@ -385,7 +385,7 @@ def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job:
 
 
 def benchmark(plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The results of the ranks of integration_tests/benchmarks/live/live.py."""
+    """Returns the results of the ranks of integration_tests/benchmarks/live/live.py."""
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from integration_tests.benchmarks.live import live_rank
 

@@ -24,14 +24,14 @@ MOST_STEPS = 60  # at most, until the tuners have decided
 
 
 def _drawn(job: Job, seed: int) -> list[int]:
-    """A partition in which every stage has at least one layer, the same on all ranks. Tied layers stay at the ends."""
+    """Returns a partition without empty stages, the same on all ranks. Tied layers stay at the ends."""
     drawn, count = random.Random(seed), job.engine.module._num_layers
     last = count - 1 if job.kind == "tied" else count
     return [0, *sorted(drawn.sample(range(1, last), job.stages - 1)), count]
 
 
 def _forgetting(what: str) -> Any:
-    """A faulty host that does not install this state of an arrived layer."""
+    """Makes the host faulty, so that it does not install this state of an arrived layer."""
     fill = moving_layers._kept_of
 
     def forgetful(function: Any, content: dict[str, Any]) -> Any:
@@ -46,7 +46,7 @@ def _forgetting(what: str) -> Any:
 
 
 def _trained(steps: int, every: int, forget: str = "", **job: Any) -> dict[str, Any]:
-    """every: batches between two moves; 0: no moves."""
+    """Trains. every: batches between two moves; 0: no moves."""
     made = Job(pipeline={}, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
     torch.manual_seed(5)
@@ -71,7 +71,7 @@ def _trained(steps: int, every: int, forget: str = "", **job: Any) -> dict[str, 
 
 
 def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str, Any]]:
-    """[unmoved, moved]"""
+    """Returns [unmoved, moved]."""
     return [_trained(steps, 0, **job), _trained(steps, every, forget, **job)]
 
 
@@ -179,7 +179,7 @@ def _plans(engine: Any) -> dict[str, Any]:
 
 
 def gradients(**job: Any) -> list[Any]:
-    """Existing gradients move with their layer: on each rank [before a move, after it, at home]."""
+    """Returns the gradients that move with a layer, on each rank [before a move, after it, at home]."""
     made = Job(pipeline={}, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     module = made.engine.module
@@ -195,8 +195,8 @@ def gradients(**job: Any) -> list[Any]:
 
 
 def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
-    """A checkpoint is saved after a move: later losses and state of the run itself, and of stock with these parts that
-    loads the checkpoint."""
+    """Saves a checkpoint after a move. Returns later losses and state of the run itself, and of stock with these parts
+    that loads the checkpoint."""
     job = {**job, "config": {**UNCLIPPED, **job.get("config", {})}}
     made = Job(pipeline={}, **job)
     made.train(range(3))
@@ -237,9 +237,9 @@ def refused(
     groups_named: str | None = None,
     **job: Any,
 ) -> list[Any]:
-    """[error, whether anything has changed, later losses]. own_parts: a different request on rank 1. groups_named: the
-    name of stage 1's expert groups during the request. (DeepSpeed itself cannot make other groups on one stage: it
-    numbers them on each rank, and the numbers meet in one store.)"""
+    """Returns [error, whether anything has changed, later losses]. own_parts: a different request on rank 1.
+    groups_named: the name of stage 1's expert groups during the request. (DeepSpeed itself cannot make other groups on
+    one stage: it numbers them on each rank, and the numbers meet in one store.)"""
     config = {**UNCLIPPED, **job.pop("config", {})}
     made = Job(pipeline={}, config=config, **{"stages": dist.get_world_size(), **job})
     module = made.engine.module

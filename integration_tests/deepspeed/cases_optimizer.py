@@ -66,7 +66,7 @@ def _cpu_adam_of(host: Any) -> DeepSpeedCPUAdam:
 
 
 def _wrote_its_parameters(zero: Any) -> bool:
-    """Whether the update wrote each partition directly, and each partition equals its rounded master."""
+    """Returns whether the update wrote each partition directly, and each partition equals its rounded master."""
     found = []
     for group, buffer in enumerate(zero.param_buffer_of_bit16_for_cpu_offload_groups):
         rank = torch.distributed.get_rank(group=zero.real_dp_process_group[group])
@@ -77,7 +77,7 @@ def _wrote_its_parameters(zero: Any) -> bool:
 
 
 def offloaded(stage: int, dtype: str) -> dict[str, Any]:
-    """Losses with the library and with torch, and the library's op and number of updates. Nothing may compile."""
+    """Returns losses with the library and with torch, and the library's op and number of updates. Compiles nothing."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1}
     with _no_stock_op():
         host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": "AdamW", "params": numbers})
@@ -91,7 +91,7 @@ def offloaded(stage: int, dtype: str) -> dict[str, Any]:
 
 
 def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
-    """Without offload: losses with the library and with torch, and the parameters that the library updated."""
+    """Returns, without offload, losses with the library and with torch, and the parameters the library updated."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": kind == "AdamW"}
     with _no_stock_op():
         host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": kind, "params": numbers}, False)
@@ -107,8 +107,8 @@ def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
-    """A step with infinite gradients only on rank 1: the state that it changed on this rank, and the losses of this run
-    and of a run without this step."""
+    """Runs a step with infinite gradients only on rank 1. Returns the state that the step changed on this rank, and the
+    losses of this run and of a run without the step."""
 
     def run(bad_step: int | None) -> tuple[list[str], list[float], Any]:
         torch.manual_seed(0)
@@ -214,7 +214,7 @@ def left_out(stage: int, dtype: str, clipping: float, groups: int, micro_batches
 
 
 def _states_of(host: Any, layer: torch.nn.Module) -> list[bytes]:
-    """A layer's parameters, and this rank's part of its masters and moments."""
+    """Returns a layer's parameters, and this rank's part of its masters and moments."""
     zero, found = host.optimizer, [_raw(each) for each in layer.parameters()]
     for param in layer.parameters():
         place = zero.grad_position.get(zero.get_param_id(param))
@@ -230,7 +230,7 @@ def _states_of(host: Any, layer: torch.nn.Module) -> list[bytes]:
 
 
 def frozen_group(stage: int, by_script: bool) -> str:
-    """The error if a whole parameter group is frozen."""
+    """Returns the error if a whole parameter group is frozen."""
     import deepspeed
 
     net = _Three()
@@ -273,7 +273,7 @@ def unchecked(stage: int) -> dict[str, Any]:
 
 
 def _bytes_of(host: Any) -> dict[str, Any]:
-    """Parameters, masters, moments, step counts and the scheduler's state, each as bytes."""
+    """Returns parameters, masters, moments, step counts and the scheduler's state, each as bytes."""
     found: dict[str, Any] = {"scheduler": pickle.dumps(host.lr_scheduler.state_dict())}
     for name, param in host.module.named_parameters():
         found[name] = _raw(param)
@@ -291,7 +291,7 @@ def _raw(tensor: torch.Tensor) -> bytes:
 
 
 def made_by_the_script(kind: str) -> dict[str, Any]:
-    """A DeepSpeed Adam that the script made with another op."""
+    """Trains with a DeepSpeed Adam that the script made with another op."""
     calls: list[str] = []
 
     class Op:
@@ -323,7 +323,7 @@ def made_by_the_script(kind: str) -> dict[str, Any]:
 
 
 def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
-    """transformers' Trainer with ZeRO-Offload from its ds_config only, with "auto" values that the Trainer fills in."""
+    """Runs transformers' Trainer with ZeRO-Offload from its ds_config only, whose "auto" values the Trainer sets."""
     from transformers import Trainer, TrainingArguments
 
     config: dict[str, Any] = {

@@ -24,7 +24,7 @@ _use_reference_if_asked()
 
 
 def parity(layers: list[dict[str, Any]], steps: int = 10, sluice: dict[str, Any] | None = None, **how: Any) -> Any:
-    """(stock, through Sluice): the results of `models.train`."""
+    """Returns (stock, through Sluice): the results of `models.train`."""
     stock = models.train(layers, steps, None, **how)
     swapped = models.train(layers, steps, {**models.SLUICE, **(sluice or {})}, **how)
     return [stock, swapped]
@@ -37,12 +37,12 @@ def _freeze(model: Any, patterns: list[str]) -> None:
 
 
 def parity_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> Any:
-    """As `parity`, with frozen parameters: those with one of these patterns in "rank RANK: NAME"."""
+    """Runs `parity` with frozen parameters: those with one of these patterns in "rank RANK: NAME"."""
     return parity(layers, prepare=lambda model: _freeze(model, frozen), **how)
 
 
 def refused_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> str:
-    """The error of a training with these frozen parameters, or "none"."""
+    """Returns the error of a training with these frozen parameters, or "none"."""
     try:
         models.train(layers, 1, models.SLUICE, prepare=lambda model: _freeze(model, frozen), **how)
     except Exception as error:
@@ -51,18 +51,18 @@ def refused_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) 
 
 
 def parity_of_lengths(layers: list[dict[str, Any]], lengths: list[int], sluice: dict[str, Any]) -> Any:
-    """As `parity`, one step for each of the sequence lengths."""
+    """Runs `parity` with one step for each of the sequence lengths."""
     return parity(layers, len(lengths), sluice, data=lambda step, _, dtype: models.batch(step, lengths[step], dtype))
 
 
 def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **how: Any) -> Any:
-    """The result of `models.train` with each policy, and everything else equal."""
+    """Returns the result of `models.train` with each policy, and everything else equal."""
     section = {**models.SLUICE, "chunks": 3, "chunking": "tokens"}  # equal bits require equal chunks
     return [models.train(layers, 4, {**section, "policy": policy}, **how) for policy in policies]
 
 
 def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: Any) -> Any:
-    """As `parity`, with dense masks requested from the gate, as in DeepSpeed before 0.19.4."""
+    """Runs `parity` with dense masks requested from the gate, as in DeepSpeed before 0.19.4."""
     from sluice.adapters.deepspeed.moe import probe
 
     known = probe.gate_format
@@ -87,7 +87,7 @@ def _reorder_sums(seed: int, model: Any) -> None:
 
 
 def long_run(steps: int) -> Any:
-    """Losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
+    """Returns losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
     layers = [{"k": 2, "expert": "gelu"}, {"noisy_gate_policy": "RSample"}]
     stock = [models.train(layers, steps, None)["losses"]]
     for seed in range(1, 6):

@@ -20,7 +20,7 @@ MICRO_BATCHES = 4
 
 
 def _bits(values: Any) -> str:
-    """A digest of all tensors and numbers in nested containers."""
+    """Returns a digest of all tensors and numbers in nested containers."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -94,7 +94,7 @@ class Job:
         self.engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=values)
 
     def data(self, step: int, count: int = MICRO_BATCHES) -> Any:
-        """An iterator for one batch."""
+        """Returns an iterator for one batch."""
         return models.batches(self.kind, self.stages, count, step, self.dtype, self.varied)
 
     def train(self, steps: range) -> list[float]:
@@ -136,12 +136,12 @@ def _one(steps: int, pipeline: dict[str, Any] | None, evaluates: bool, **job: An
 
 
 def parity(steps: int, pipeline: dict[str, Any], evaluates: bool = False, **job: Any) -> list[dict[str, Any]]:
-    """[stock, through Sluice]"""
+    """Returns [stock, through Sluice]."""
     return [_one(steps, each, evaluates, **job) for each in (None, pipeline)]
 
 
 def monitored(folder: str) -> list[list[str]]:
-    """The files of the host's monitor on rank 0: [stock, through Sluice]."""
+    """Returns the files of the host's monitor on rank 0: [stock, through Sluice]."""
     found = []
     for name, pipeline in (("stock", None), ("ours", {})):
         output = Path(folder) / name
@@ -156,13 +156,13 @@ def monitored(folder: str) -> list[list[str]]:
 
 
 def alone(steps: int, pipeline: dict[str, Any], **job: Any) -> dict[str, Any]:
-    """A training through Sluice, and the same layers in one process with plain torch."""
+    """Returns the results of training through Sluice, and of the same layers in one process with plain torch."""
     found = _one(steps, pipeline, False, **job)
     return {**found, "torch": _in_one_process(steps, job["kind"])}
 
 
 def _in_one_process(steps: int, kind: str) -> list[float]:
-    """Losses of the whole model, micro-batch by micro-batch, on this rank only."""
+    """Returns losses of the whole model, micro-batch by micro-batch, on this rank only."""
     torch.manual_seed(0)
     layers = []
     for index, spec in enumerate(models._layers(kind)):

@@ -37,7 +37,7 @@ class _OwnEngine(PipelineEngine):
 
 
 def refused(what: str, section: dict[str, Any]) -> str:
-    """The error of a model whose stages Sluice cannot run. With "warn" the host runs the batches."""
+    """Returns the error of a model whose stages Sluice cannot run. With "warn" the host runs the batches."""
     layers = [nn.Linear(4, 4) for _ in range(4)]
     if what == "no pipeline":
         net: Any = nn.Sequential(*layers)
@@ -63,15 +63,15 @@ def refused(what: str, section: dict[str, Any]) -> str:
 
 
 def differ(section: list[dict[str, Any]]) -> str:
-    """The error when ranks have different "pipeline" sections."""
+    """Returns the error when ranks have different "pipeline" sections."""
     net = models.module("plain", dist.get_world_size())
     _initialize(net, {"pipeline": section[dist.get_rank()]})
     return "none"
 
 
 def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
-    """[error, losses, bytes sent] of a pipeline with frozen layers. later: layers freeze after the start. is_filtered:
-    the optimizer gets only trainable parameters."""
+    """Returns [error, losses, bytes sent] of a pipeline with frozen layers. later: layers freeze after the start.
+    is_filtered: the optimizer gets only trainable parameters."""
     made: list[Any] = ["", [], 0]
     try:
         net = models.module("plain" if later else kind, dist.get_world_size())
@@ -91,7 +91,7 @@ def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: 
 
 
 def one_stage() -> list[float]:
-    """Losses of a pipeline with one stage, which the host runs, because there is nothing to overlap."""
+    """Returns losses of a pipeline with one stage, which the host runs, because there is nothing to overlap."""
     net = models.module("plain", 1)
     engine = _initialize(net, {})
     assert engine.sluice.pipeline is None
@@ -130,7 +130,7 @@ def _failing(at: tuple[str, int] | None) -> Iterator[None]:
 
 
 def _net(stage: int, stages: int) -> PipelineModule:
-    """A pipeline with two layers per stage. The first layer of `stage` can fail."""
+    """Returns a pipeline with two layers per stage. The first layer of `stage` can fail."""
     torch.manual_seed(0)
     layers = [Failing() if index == 2 * stage else models.Block() for index in range(2 * stages)]
     return PipelineModule(layers, num_stages=stages, loss_fn=models.loss, partition_method="uniform", seed_layers=True)
@@ -152,7 +152,7 @@ def failing(
     pipeline: dict[str, Any] = MESSAGE_DRIVEN,
     **job: Any,
 ) -> dict[str, Any]:
-    """Two batches fail on one stage: the errors of this rank, and losses and state with and without these batches."""
+    """Fails two batches on one stage. Returns this rank's errors, and losses and state with and without the batches."""
     found: dict[str, Any] = {"errors": []}
     sides = []
     for section in (None, pipeline):
@@ -178,7 +178,7 @@ def failing(
 
 
 def killed(stage: int) -> list[str]:
-    """One stage is killed in its forward: the errors of the other stages."""
+    """Kills one stage in its forward. Returns the errors of the other stages."""
     stages = dist.get_world_size()
     made = Job("plain", stages, {}, net=models.module("plain", stages))
     made.train(range(1))
@@ -192,7 +192,7 @@ def killed(stage: int) -> list[str]:
 
 
 def unequal() -> list[str]:
-    """The error when one rank evaluates another number of micro-batches than the other ranks."""
+    """Returns the error when one rank evaluates another number of micro-batches than the other ranks."""
     stages = dist.get_world_size()
     made = Job("plain", stages, {})
     made.train(range(1))

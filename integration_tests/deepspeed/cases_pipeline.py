@@ -79,7 +79,7 @@ def _loss(outputs: State, target: torch.Tensor) -> torch.Tensor:
 
 
 def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
-    """First, the blocks (None: a plain layer), Last. Experts differ from each other, and are the same in every run."""
+    """Returns First, the blocks (None: a plain layer), Last. Experts differ, and are the same in every run."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [First(), *(Plain() if block is None else Block(block) for block in blocks), Last()]
     for layer in layers:
@@ -95,7 +95,7 @@ def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
 
 
 def _batches(stages: int, micro_batches: int, step: int) -> Any:
-    """The data of the first and last stages, with the same rows on all ranks of one pipe."""
+    """Yields the data of the first and last stages, with the same rows on all ranks of one pipe."""
     pipe = dist.get_rank() % (dist.get_world_size() // stages)
     for micro in range(micro_batches):
         generator = torch.Generator().manual_seed(10_000 * (pipe + 1) + 100 * step + micro)
@@ -146,7 +146,7 @@ def _train(
 
 
 def _asked(given: Any) -> Any:
-    """The output of `sluice.stats`, or the text of an error, because the other stages continue."""
+    """Returns the output of `sluice.stats`, or the text of an error, because the other stages continue."""
     try:
         package.decisions(given)
         return package.stats(given)
@@ -189,7 +189,7 @@ def parity(
     sluice: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """[stock, through Sluice]"""
+    """Returns [stock, through Sluice]."""
     section = {**models.SLUICE, **(sluice or {})}
     return [_train(blocks, stages, micro_batches, steps, each, config or {}) for each in (None, section)]
 
@@ -203,8 +203,8 @@ def moving(
     sluice: dict[str, Any],
     seconds: list[float] | None = None,
 ) -> list[Any]:
-    """[without moves, with moves, errors]. moves: partitions by step, applied before the step. refused: partitions that
-    are tried before each step. seconds: times of layers that an adaptive pipeline uses instead of measured times."""
+    """Returns [without moves, with moves, errors]. moves: partitions by step, applied before the step. refused:
+    partitions tried before each step. seconds: times of layers that an adaptive pipeline uses instead of its own."""
     said: list[str] = []
 
     def before(host: Any, step: int) -> None:
@@ -232,7 +232,7 @@ def moving(
 
 
 def once(blocks: list[dict[str, Any] | None], stages: int, steps: int, with_sluice: bool) -> dict[str, Any]:
-    """One side of `parity`.
+    """Runs one side of `parity`.
 
     A stage without experts makes no expert groups, and torch counts groups on each rank separately. So the process
     cannot make a second engine afterwards, also with stock.

@@ -53,10 +53,10 @@ def moved_training(
     options: dict[str, Any] | None = None,
     frozen: tuple[int, int] = (-1, -1),
 ) -> Any:
-    """[unmoved, moved]: the results of `train`. Experts move before the optimizer's step, so that gradients move too.
-    Under ZeRO and the bf16 optimizers they move before the next forward, when there are no gradients. At the end they
-    are home. forget: state that does not move, as with a faulty host. frozen: experts are frozen from the first step
-    until the second."""
+    """Returns [unmoved, moved]: the results of `train`. Experts move before the optimizer's step, so that gradients
+    move too. Under ZeRO and the bf16 optimizers they move before the next forward, when there are no gradients. At the
+    end they are home. forget: state that does not move, as with a faulty host. frozen: experts are frozen from the
+    first step until the second."""
     config = {**UNCLIPPED, **(config or {})}
     after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
     micro_steps = config.get("gradient_accumulation_steps", 1) if after_update else 1
@@ -93,7 +93,7 @@ def moved_training(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether nested values are equal to the bit."""
+    """Returns whether nested values are equal to the bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
@@ -104,7 +104,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Any:
-    """[checkpoint files, those that differ between a run with moved experts and a run without moves, later losses]"""
+    """Returns [checkpoint files, those that differ if experts have moved, later losses]."""
     names = ("still", "moved", "stock", "back")
     hosts = {
         name: engine(build(layers), ds_config(**UNCLIPPED, **(config or {})), None if name == "stock" else SECTION)
@@ -149,7 +149,7 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
 
 
 def refusals() -> list[str]:
-    """The errors of invalid moves on all ranks, after which nothing has moved."""
+    """Returns the errors of invalid moves on all ranks, after which nothing has moved."""
     said = []
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
@@ -196,7 +196,7 @@ def refusals() -> list[str]:
 
 
 def refused_optimizer(placement: str | None) -> list[str]:
-    """The errors with DeepSpeed's FusedAdam over 16-bit parameters without ZeRO, from moves or from the start."""
+    """Returns errors with DeepSpeed's FusedAdam over 16-bit parameters without ZeRO, from moves or from the start."""
     adam = {"type": "AdamW", "params": {"lr": 1e-2}}
     config = ds_config(**UNCLIPPED, bf16={"enabled": True}, optimizer=adam)
     model, said = build([{}]), []
@@ -222,7 +222,7 @@ def refused_optimizer(placement: str | None) -> list[str]:
 
 
 def _ways(host: Any, folder: str) -> dict[str, Any]:
-    """All calls that read or load a state dict. A load returns the host's state afterwards."""
+    """Returns all calls that read or load a state dict. A load returns the host's state afterwards."""
     module, optimizer = host.module, host.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
     weights, states = copied(module.state_dict()), copied(optimizer.state_dict())
@@ -412,8 +412,8 @@ def _failing(step: str, rank: int) -> Iterator[None]:
 
 
 def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
-    """(this rank's error for each failing step, whether the state was unchanged, whether losses and final state equal
-    those of a training without moves)"""
+    """Returns (this rank's error for each failing step, whether the state was unchanged, whether losses and final state
+    equal those of a training without moves)."""
     said: list[str] = []
     as_before: list[bool] = []
 
@@ -443,8 +443,8 @@ def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
 
 
 def lost_rank(step: str) -> Any:
-    """The last rank dies in this step of a move: the error on the other ranks, whether everything is in its old place,
-    and whether the layer is torn."""
+    """Kills the last rank in this step of a move. Returns the error on the other ranks, whether everything is in its
+    old place, and whether the layer is torn."""
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
     _one_step(host, 0)
@@ -463,7 +463,7 @@ def lost_rank(step: str) -> Any:
 
 
 def torn_move() -> list[str]:
-    """The errors of a move that can neither continue nor be undone, and of later calls."""
+    """Returns the errors of a move that can neither continue nor be undone, and of later calls."""
     host = engine(build([{}]), ds_config(), SECTION)
     layer, said = host.sluice.layers[0], []
 

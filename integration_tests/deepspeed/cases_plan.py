@@ -43,7 +43,7 @@ def _count_forwards(module: Any) -> dict[str, list[int]]:
 
 
 def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list[dict[str, Any]]:
-    """[stock, built with these parts; through Sluice, with a plan that has these parts]"""
+    """Returns [stock, built with these parts; through Sluice, with a plan that has these parts]."""
     return [_trained(steps, None, parts=parts, **job), _trained(steps, pipeline, **job)]
 
 
@@ -73,7 +73,7 @@ def _by_themselves(
 
 
 def adaptive(steps: int, hooked: bool, budget: int | None = None, **job: Any) -> list[dict[str, Any]]:
-    """[stock; through Sluice, with "plan": "adaptive"]"""
+    """Returns [stock; through Sluice, with "plan": "adaptive"]."""
     plans = (None, {"plan": "adaptive", **({"memory_budget": budget, "in_flight": 2} if budget else {})})
     return [_by_themselves(steps, plan, hooked, **job) for plan in plans]
 
@@ -105,7 +105,7 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
 
 
 def refused(pipelines: Any, **job: Any) -> str:
-    """The error if rank r has pipelines[r]."""
+    """Returns the error if rank r has pipelines[r]."""
     try:
         made = Job(stages=len(pipelines), pipeline=pipelines[torch.distributed.get_rank()], **job)
     except SluiceError as error:
@@ -115,8 +115,8 @@ def refused(pipelines: Any, **job: Any) -> str:
 
 
 def offloaded(steps: int, pipeline: dict[str, Any], parts: Any, full: int | None = None, **job: Any) -> Any:
-    """[stock; through Sluice, with a plan that offloads layers; the bytes that this rank copied; the error of a batch
-    for which the disk of rank `full` is full]"""
+    """Returns [stock; through Sluice, with a plan that offloads layers; the bytes that this rank copied; the error of a
+    batch for which the disk of rank `full` is full]."""
     model_offloaded.LEAST_BYTES, before = 1, model_offloaded.LEAST_BYTES
     try:
         stock = _trained(steps, None, parts=parts, **job)

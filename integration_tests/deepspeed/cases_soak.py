@@ -24,7 +24,7 @@ SECTION = {**SLUICE, "timeout": 60, "wgrad_mode": "deferred", "gemm": "native"}
 
 
 def train_on(folder: str, steps: int, begin_file: str) -> dict[str, Any]:
-    """{"losses": {step: hexadecimal}, "from": step}. Writes `begin_file` with its rank when training begins."""
+    """Returns {"losses": {step: hex}, "from": step}. Writes `begin_file` with its rank when training begins."""
     layers = [{"k": 2}, {"k": 1, "expert": "gated"}]
     host = engine(build(layers), ds_config(), SECTION)
     first = 0

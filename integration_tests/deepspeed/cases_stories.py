@@ -24,7 +24,7 @@ from ds_models import SLUICE, build, ds_config, engine
 
 
 def _steps(host: Any, first: int, count: int, lengths: list[int] | None = None) -> list[float]:
-    """Losses of `count` micro-steps. The engine steps its optimizer when an accumulation is complete."""
+    """Returns losses of `count` micro-steps. The engine steps its optimizer when an accumulation is complete."""
     losses = []
     for step in range(first, first + count):
         torch.manual_seed(31 * step + dist.get_rank())
@@ -48,7 +48,7 @@ def _unswapped_in_the_end(host: Any) -> Iterator[Any]:
 
 
 def contexts_alive() -> list[int]:
-    """Identifying fields of the adapter's live contexts."""
+    """Returns identifying fields of the adapter's live contexts."""
     from sluice.adapters.torch import context
 
     return [id(each) for each in context._alive if each.alive]
@@ -161,7 +161,7 @@ def _beside_a_plain_loop(host: Any, lengths: list[int], hot: bool) -> dict[str, 
 
 
 def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str, Any]:
-    """transformers' Trainer with DeepSpeed, and with "auto" values that the Trainer fills in."""
+    """Runs transformers' Trainer with DeepSpeed, and with "auto" values that the Trainer fills in."""
     from transformers import Trainer, TrainingArguments
 
     config: dict[str, Any] = {

@@ -172,8 +172,8 @@ class ReadsOutside(nn.Module):
 
 
 def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
-    """An expert that turns out to be unsupported at its first call, on every rank. evaluates: the first call is in eval
-    mode."""
+    """Runs an expert that turns out to be unsupported at its first call, on every rank. evaluates: the first call is in
+    eval mode."""
     original = models.expert
     models.expert = lambda _name: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()
     try:
@@ -195,7 +195,7 @@ def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
 
 
 def policy_for_modules(policy: Any, on_unsupported: str) -> Any:
-    """A fused layer and a layer of modules with one policy: the error, or the reasons why layers keep their rows."""
+    """Runs a fused layer and a layer of modules with one policy. Returns the error, or why layers keep their rows."""
     section = {**SLUICE, "policy": policy, "on_unsupported": on_unsupported}
     try:
         host = engine(build([{}, {"expert": "tuple"}]), ds_config(), section)
@@ -227,7 +227,7 @@ def hooked_after_the_swap(policy: Any) -> Any:
 
 
 def tutel_wanted(k: int) -> Any:
-    """[stock without Tutel, Sluice with a layer that would use Tutel]: losses of a few steps."""
+    """Returns [stock without Tutel, Sluice with a layer that would use Tutel]: losses of a few steps."""
 
     def uses_it(model: nn.Module) -> None:
         model.moes[0].deepspeed_moe.use_tutel = True  # as the constructor does if Tutel is installed

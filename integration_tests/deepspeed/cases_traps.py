@@ -140,7 +140,7 @@ def hook_after_swap_fires() -> None:
 
 
 def hook_on_one_rank() -> str:
-    """The error when only rank 0 hooks an expert, a difference that the adapter must explain."""
+    """Returns the error when only rank 0 hooks an expert, a difference that the adapter must explain."""
     host = _swapped([{"k": 2}])
     layer = _layer(host)
     handle = None
@@ -277,7 +277,7 @@ def _straight() -> Straight:
 
 
 def compiled(how: str) -> list[Any]:
-    """Trap 9: a model that is compiled around the layers. [losses of stock, losses, graphs, passes of Sluice]
+    """Trap 9: compiles a model around the layers. Returns [losses of stock, losses, graphs, passes of Sluice].
 
     The harness disables dynamo while the host is imported, so that Inductor does not compile helpers of its gate.
     """
@@ -394,7 +394,7 @@ def evaluates_as_stock(k: int) -> Any:
 
 
 def adapters_on_experts(expert: str, before: bool) -> dict[str, Any]:
-    """PEFT's LoRA on experts' Linears, in each state (see lora_states.py). before: add an adapter before the swap."""
+    """Runs PEFT's LoRA on experts' Linears in each state (lora_states.py). before: add an adapter before the swap."""
     import lora_states  # imports transformers, which takes a second on each rank of the many files that import this one
 
     model = build([{"k": 2, "expert": expert}])

@@ -59,7 +59,7 @@ class TupleExpert(nn.Module):
 
 
 def expert(kind: str) -> nn.Module:
-    """An expert by name."""
+    """Returns an expert by name."""
     if kind == "class":
         return ClassExpert()
     if kind == "gated":
@@ -116,7 +116,7 @@ def _moe(options: dict[str, Any]) -> MoE:
 
 
 def build(layers: list[dict[str, Any]], checkpointing: str | None = None, seed: int = 0) -> Model:
-    """The same model on every call. Experts differ by their global number."""
+    """Returns the same model on every call. Experts differ by their global number."""
     torch.manual_seed(seed)
     model = Model(layers, checkpointing)
     rank = dist.get_rank()
@@ -133,7 +133,7 @@ def build(layers: list[dict[str, Any]], checkpointing: str | None = None, seed: 
 
 
 def ds_config(**changes: Any) -> dict[str, Any]:
-    """A ds_config for which DeepSpeed compiles no op."""
+    """Returns a ds_config for which DeepSpeed compiles no op."""
     return {
         "train_micro_batch_size_per_gpu": TOKENS[0],
         "gradient_accumulation_steps": 1,
@@ -147,7 +147,7 @@ SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
 def engine(model: nn.Module, config: dict[str, Any], sluice: dict[str, Any] | None = None) -> Any:
-    """Only calls deepspeed.initialize."""
+    """Calls only deepspeed.initialize."""
     config = copy.deepcopy(config)
     if sluice is not None:
         config["sluice"] = sluice

@@ -81,7 +81,7 @@ class ReferenceRunner:
         return total.to(self._spec.dtype)
 
     def refuse(self, message: str) -> None:
-        """Only raises the error. The reference has no header, so its peers fail at the deadline."""
+        """Raises the error on this rank only. The reference has no header, so its peers fail at the deadline."""
 
     def _expert(self, experts: Sequence[nn.Module], index: int, rows: torch.Tensor, call: CallExpert) -> torch.Tensor:
         form = self._spec.form
@@ -108,11 +108,11 @@ class ReferenceBackend:
         self._group, self._world = _groups.get(key), len(key)
 
     def layer(self, spec: LayerSpec) -> ReferenceRunner:
-        """A layer."""
+        """Returns a layer."""
         return ReferenceRunner(spec, self._group, self._world)
 
     def stats(self) -> dict[str, Any]:
-        """Nothing is measured."""
+        """Returns no numbers, since nothing is measured."""
         return {"bytes_sent": 0, "comm_ns": 0, "gemm": "torch", "passes_in_place": 0}
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def outcomes_of(report: Path) -> dict[str, str]:
-    """For each test "passed", "skipped: why", or the kind of failure."""
+    """Returns for each test "passed", "skipped: why", or the kind of failure."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         outcome = next((f"{each.tag}: {each.get('message')}" for each in case if each.tag != "system-out"), "passed")

@@ -184,7 +184,7 @@ def _transposed(tied: Tied, x: torch.Tensor) -> torch.Tensor:
 
 
 def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A regression loss."""
+    """Returns a regression loss."""
     return F.mse_loss(outputs.float(), target.float())
 
 
@@ -238,7 +238,7 @@ class Cut(PipelineModule):
 
 
 def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
-    """The same pipeline on every call.
+    """Returns the same pipeline on every call.
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
            "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "of two widths":
@@ -253,7 +253,7 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
 
 
 def batches(kind: str, stages: int, count: int, step: int, dtype: torch.dtype, varied: bool = False) -> Any:
-    """The data of the first and last stages, the same on all ranks of one pipe.
+    """Yields the data of the first and last stages, the same on all ranks of one pipe.
 
     varied: micro-batches have different lengths.
     """

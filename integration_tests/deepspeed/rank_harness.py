@@ -79,7 +79,7 @@ def _gloo_threads(pid: int) -> int:
 
 
 def fixture_of(make: Callable[[], Ranks], scope: str = "module") -> Any:
-    """A fixture with a set of ranks, which the tests of a file share; with scope "function", a test may break it."""
+    """Returns a fixture with a set of ranks for a file's tests; with scope "function", a test may break the set."""
 
     @pytest.fixture(scope=scope)
     def ranks() -> Iterator[Ranks]:
@@ -129,7 +129,7 @@ class Ranks:
         stopping: tuple[int, ...] = (),
         **arguments: Any,
     ) -> list[dict[str, Any]]:
-        """As `run`, but a rank's exception is a result: {"error": {"type", "message", "traceback"}}.
+        """Does the same as `run`, but a rank's exception is a result: {"error": {"type", "message", "traceback"}}.
 
         Ranks in `dying` must die in this call: their result is {"died": true}, and the set is unusable afterwards.
         Ranks in `stopping` must stop, and do not answer: {"stopped": whether the process is stopped then}.
@@ -143,15 +143,15 @@ class Ranks:
         return self._collect(target, deadline, dying, stopping)
 
     def output(self, rank: int) -> str:
-        """The output of this rank since its start."""
+        """Returns the output of this rank since its start."""
         return self._logs[rank].read_text(errors="replace")
 
     def process_id(self, rank: int) -> int:
-        """For tests that stop or kill a rank."""
+        """Returns a rank's process id, for tests that stop or kill the rank."""
         return self._processes[rank].pid
 
     def groups(self) -> int:
-        """The largest number of process groups on a rank, from its number of gloo threads."""
+        """Returns the largest number of process groups on a rank, from its number of gloo threads."""
         return max((_gloo_threads(process.pid) for process in self._processes), default=0)
 
     def __enter__(self) -> Ranks:
@@ -231,7 +231,7 @@ class Ranks:
                 raise RankFailure(answer["error"]["traceback"])
 
     def _is_stopped(self, rank: int) -> bool:
-        """Whether the kernel's state of the process, after the name in brackets, is "T"."""
+        """Returns whether the kernel's state of the process, after the name in brackets, is "T"."""
         return Path(f"/proc/{self.process_id(rank)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def _collect(

@@ -21,7 +21,7 @@ PROMISES_BITS = {"chunking": "tokens", "gemm": "native", "policy": "none", "wgra
 
 
 def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
-    """(expert_rank, expert_slot) of a random placement other than the host's own, the same on all ranks."""
+    """Returns (expert_rank, expert_slot) of a random placement other than the host's own, the same on all ranks."""
     places, numbers = list(zip(*moving.home)), random.Random(seed)
     while places == list(zip(*moving.home)):
         numbers.shuffle(places)
@@ -53,7 +53,7 @@ def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
 
 
 def bits(tensors: dict[str, Any]) -> dict[str, int]:
-    """A checksum of each tensor, or of this rank's part of a distributed tensor."""
+    """Returns a checksum of each tensor, or of this rank's part of a distributed tensor."""
     found = {}
     for name, tensor in tensors.items():
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -74,7 +74,7 @@ def state_bits(named: dict[str, Any], optimizer: Any) -> dict[str, int]:
 
 
 def said_while_away(ways: dict[str, Any]) -> dict[str, str]:
-    """The error of each call in `ways`; "": no error."""
+    """Returns the error of each call in `ways`; "": no error."""
     said = {}
     for name, way in ways.items():
         try:
@@ -86,7 +86,7 @@ def said_while_away(ways: dict[str, Any]) -> dict[str, str]:
 
 
 def ways_of_torch(model: Any, optimizer: Any) -> dict[str, Any]:
-    """All of torch's calls that read or load a state dict. The loads use the present state."""
+    """Returns all of torch's calls that read or load a state dict. The loads use the present state."""
     weights, states = copied(model.state_dict()), copied(optimizer.state_dict())
     return {
         "state_dict": model.state_dict,
@@ -99,7 +99,7 @@ def ways_of_torch(model: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a value that may contain views, which deepcopy refuses."""
+    """Returns a copy of a value that may contain views, which deepcopy refuses."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

@@ -28,12 +28,12 @@ LAYOUTS = ("looped", "stacked", "transposed")
 
 
 def _daily(names: Iterable[str], *daily: str) -> list[Any]:
-    """Parameters of a test. Those that are not in `daily` run only with --full."""
+    """Returns parameters of a test. Those that are not in `daily` run only with --full."""
     return [pytest.param(name, marks=() if name in daily else (pytest.mark.full,), id=name) for name in names]
 
 
 def _gaps(answer: list[Any]) -> tuple[float, float]:
-    """The largest relative difference of losses, and the largest difference of an element of a parameter."""
+    """Returns the largest relative difference of losses, and the largest difference of an element of a parameter."""
     stock, ours = answer
     losses = max(abs(a - b) / abs(a) for a, b in zip(stock["losses"], ours["losses"], strict=True))
     assert stock["weights"].keys() == ours["weights"].keys()
@@ -114,7 +114,7 @@ def test_Training_EachConfig_AsStock(ranks2: Ranks, what: str) -> None:
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_Bf16_FirstSteps_AsStockUpToItsRounding(ranks2: Ranks, stage: int) -> None:
-    """Only two steps, because later a rounded score can change a route. 2^-9 is half of bf16's last place."""
+    """Compares two steps, because later a rounded score can change a route. 2^-9 is half of bf16's last place."""
     config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}, **SGD}
     for answer in ranks2.run("cases_autoep:parity", kind="deepseek_v3", steps=2, config=config):
         losses, weights = _gaps(answer)

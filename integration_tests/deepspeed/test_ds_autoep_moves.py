@@ -25,7 +25,7 @@ MODELS = ("stacked", "deepseek_v3")
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """The differences in bits of two trainings."""
+    """Returns the differences in bits of two trainings."""
     return sorted(
         {name for still, moved in answers for name in ("losses", "counts", "weights") if still[name] != moved[name]}
     )

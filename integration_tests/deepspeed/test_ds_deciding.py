@@ -13,14 +13,14 @@ LAYERS = [{"num_experts": 8, "k": 2, "drop_tokens": False}, {"num_experts": 8, "
 
 
 def _reports(answers: list[Any]) -> list[dict[str, Any]]:
-    """The reports of all layers, which must be the same on all ranks, except for sent bytes."""
+    """Returns the reports of all layers, which must be the same on all ranks, except for sent bytes."""
     found = [[{k: v for k, v in report.items() if k != "travel"} for report in answer[2]] for answer in answers]
     assert all(reports == found[0] for reports in found)
     return found[0]
 
 
 def _travels(answers: list[Any]) -> list[dict[str, Any]]:
-    """The "travel" report of each rank and layer."""
+    """Returns the "travel" report of each rank and layer."""
     return [report["travel"] for answer in answers for report in answer[2]]
 
 

@@ -196,7 +196,7 @@ def test_TwoStagesOfTwoReplicas_AnErrorInAMoveOfAMoeLayer_IsToldToAllRanks(pipe2
 
 @pytest.mark.parametrize("silent", [1, 2], ids=["source", "target"])
 def test_FourStages_ARankThatHangsInATransfer_IsNamedByAllWithinTheDeadline(pipe4: Ranks, silent: int) -> None:
-    """It goes on after the others have an error: nothing has moved, and training has the bits of one without moves."""
+    """The rank goes on after the others have an error: nothing has moved, and training has the bits without moves."""
     answers = pipe4.run("cases_live:hung", silent=silent, parts=[0, 2, 3, 6, 8], wait_s=6.0, stages=4, kind="deep")
     for rank, (error, seconds, losses, still, parts) in enumerate(answers):
         assert f"rank {silent}{'' if rank == silent else ' did not answer'}" in error, error

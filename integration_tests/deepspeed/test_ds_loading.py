@@ -118,7 +118,7 @@ def test_Doctor_LibraryMissing_SaysWhatToDoAndFails() -> None:
 
 
 def _checked(checks: str, **environment: str) -> list[dict[str, str]]:
-    """The findings of some of the doctor's checks. All checks together would import every host, which is slow."""
+    """Returns the findings of some of the doctor's checks. All checks would import every host, which is slow."""
     code = f"""
 import json, sluice.doctor as d
 from dataclasses import asdict

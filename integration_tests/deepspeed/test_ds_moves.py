@@ -46,12 +46,12 @@ WHAT = ("losses", "away", "parameters", "optimizer")
 
 
 def names(table: dict[str, dict[str, Any]]) -> list[Any]:
-    """The names of a table's cases, for parametrize; those in fp16 are skipped where DeepSpeed cannot run them."""
+    """Returns the names of a table's cases. Cases in fp16 are skipped where DeepSpeed cannot run them."""
     return [pytest.param(name, marks=NO_FP16) if "float16" in job.values() else name for name, job in table.items()]
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """The differences in bits of two trainings."""
+    """Returns the differences in bits of two trainings."""
     return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
 
 

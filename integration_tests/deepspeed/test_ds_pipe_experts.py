@@ -48,7 +48,7 @@ def trained(ranks: Ranks, stages: int, policy: str, feature: str) -> None:
 
 @pytest.fixture(scope="module")
 def pipe4x2() -> Iterator[Ranks]:
-    """Four stages of two replicas."""
+    """Yields the ranks of four stages of two replicas."""
     ranks = Ranks(8)
     yield ranks
     ranks.stop()

@@ -11,7 +11,7 @@ from rank_harness import Ranks
 
 
 def _compare(answers: list[Any], swapped_on: list[int], outstanding: list[int] | None) -> None:
-    """swapped_on: number of MoE layers on each rank. outstanding: the most outstanding forwards on each rank."""
+    """Compares. swapped_on: MoE layers on each rank. outstanding: the most outstanding forwards on each rank."""
     for rank, (stock, swapped) in enumerate(answers):
         assert stock["kinds"] == ["MOELayer"] * swapped_on[rank]
         assert swapped["kinds"] == ["SluiceMOELayer"] * swapped_on[rank]

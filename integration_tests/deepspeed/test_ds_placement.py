@@ -33,7 +33,7 @@ ZERO = {
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """The differences in bits of two trainings."""
+    """Returns the differences in bits of two trainings."""
     names = ("losses", "counts", "end", "random")
     return sorted({name for still, moved in answers for name in names if still[name] != moved[name]})
 

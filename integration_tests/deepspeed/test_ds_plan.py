@@ -67,7 +67,7 @@ def test_PlanOfAFile_TwoStages_SameBitsAsStockCutSo(pipe2: Ranks, tmp_path: Path
 
 
 def _offloading(folder: Path, kinds: list[str]) -> str:
-    """A printed plan of two stages with layers of these kinds."""
+    """Returns a printed plan of two stages with layers of these kinds."""
     plan = json.loads(Path(_printed(folder, _model(folder, 2))).read_text())
     for layer, kind in zip(plan["layers"], kinds):
         layer["kind"] = kind
@@ -181,7 +181,7 @@ BUDGETS = {
 
 
 def _most_layers(before: list[int], after: list[int]) -> int:
-    """The most layers on a stage in a move: those that it has afterwards, plus once more those that arrive."""
+    """Returns the most layers on a stage in a move: those that it has afterwards, plus once more those that arrive."""
     runs = [(set(range(*old)), set(range(*new))) for old, new in zip(pairwise(before), pairwise(after))]
     return max(len(new) + len(new - old) for old, new in runs)
 

@@ -143,7 +143,7 @@ def test_Trap11_RanksCallDifferentLayers_ErrorNamesThem(fresh2: Ranks) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"wall_clock_breakdown": True}], ids=str)
 def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks, config: dict[str, bool]) -> None:
-    """Also with the host's timers on: a timer that was not stopped would make every later forward fail."""
+    """Tests the host's timers, too: a timer that was not stopped would make every later forward fail."""
     first, second = ranks2.run("cases_ranks:one_rank_refuses", **config)
     assert first.startswith("PeerRefused") and "rank 1" in first and "width 20" in first
     assert second.startswith("ValueError") and "width 20, the layer 16" in second

@@ -53,7 +53,7 @@ pytestmark = [
 
 
 def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
-    """For each test "passed", "skipped: why", or the kind of failure."""
+    """Returns for each test "passed", "skipped: why", or the kind of failure."""
     report = folder / "report.xml"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     own = {

@@ -43,7 +43,7 @@ class FakeContext:
 
 
 def sharing(total: int, alone: FakeContext, both: FakeContext, other: list[dict[str, Any]]) -> shares.Sharing:
-    """The Sharing of rank 0, whose peer in BOTH answers `other`, round by round."""
+    """Returns the Sharing of rank 0, whose peer in BOTH answers `other`, round by round."""
     said = iter(other)
 
     def exchange(ranks: tuple[int, ...], own: Any) -> dict[int, Any]:

@@ -186,7 +186,7 @@ def _batch(step):
 
 
 def _gradients(schedule, stages):
-    """Gradients and losses by layer and step: two batches whose gradients are added, then one after an update."""
+    """Returns gradients and losses by layer and step: of two batches, added, then of one after an update."""
     found = {}
     parameters = [p for stage in stages for p in stage.submod.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.1) if parameters else None
@@ -215,8 +215,8 @@ def _schedule(name, stages, **options):
 
 
 def against_1f1b(schedules):
-    """By case and schedule: the differences from torch's 1F1B, the amount compared, the parameters with a gradient, and
-    the number of postponed weight gradients on this rank."""
+    """Returns by case and schedule the differences from torch's 1F1B, the amount compared, the parameters with a
+    gradient, and the number of postponed weight gradients on this rank."""
     found, rank, ranks = {}, dist.get_rank(), dist.get_world_size()
     for case in CASES:
         stage = _stage(case, rank, ranks)
@@ -249,8 +249,8 @@ class Changes(nn.Module):
 
 
 def changing():
-    """The error on each rank if one micro-batch uses a weight differently than the first, and whether all parameters
-    are unchanged."""
+    """Returns the error on each rank if one micro-batch uses a weight differently than the first, and whether all
+    parameters are unchanged."""
     rank = dist.get_rank()
     stage = PipelineStage(Changes(), rank, 2, torch.device("cpu"))
     before = [each.detach().clone() for each in stage.submod.parameters()]
@@ -264,8 +264,8 @@ def changing():
 
 
 def scaled_twice(name):
-    """Gradients after two steps with scale_grads, by torch's 1F1B and by a schedule of Sluice, and the warnings of
-    steps that find no gradients, zeros, gradients, and gradients again."""
+    """Returns gradients after two steps with scale_grads, by torch's 1F1B and by a schedule of Sluice, and the warnings
+    of steps that find no gradients, zeros, gradients, and gradients again."""
     found, rank = [], dist.get_rank()
     for make in (Schedule1F1B, get_schedule_class(name)):
         stage = _stage("all train", rank, 2)

@@ -99,7 +99,7 @@ def _indices(placement, stages_of_rank):
 
 
 def against_1f1b(cases):
-    """For each case, the differences between Sluice's schedule and torch's 1F1B with the same blocks, and counters."""
+    """Returns for each case the differences of Sluice's schedule from torch's 1F1B on equal blocks, and counters."""
     return {name: _against_1f1b(**case) for name, case in cases.items()}
 
 
@@ -141,7 +141,7 @@ def _calls_counted(owner, name):
 
 
 def refused(cases):
-    """The error of each case on this rank."""
+    """Returns the error of each case on this rank."""
     told = []
     for case in cases:
         stages = [_stage(index, 1, case["stages"], 0.0, torch.float32) for index in case["indices"][dist.get_rank()]]
@@ -159,7 +159,7 @@ def refused(cases):
 
 
 def failed():
-    """A stage raises in one batch: the error of each rank, and whether the next batch equals torch's."""
+    """Raises in a stage in one batch. Returns each rank's error, and whether the next batch equals torch's."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stock = [_stage(rank, 1, ranks, 0.0, torch.float32)]
     wanted = _train(Schedule1F1B(stock[0], MICRO_BATCHES, loss_of), stock, torch.float32)

@@ -14,7 +14,7 @@ STEPS = 2
 
 
 def _replicated(how, mesh):
-    """The stage of this rank. There are two stages with two replicas each."""
+    """Returns the stage of this rank. There are two stages with two replicas each."""
     index, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
     module = Blocks(range(2 * index, 2 * index + 2), 3, 0.0, torch.float32)
     if how == "fsdp":
@@ -27,7 +27,7 @@ def _replicated(how, mesh):
 
 
 def _train(schedule, stage, replica):
-    """Losses, and the gradients of this rank: its shards under FSDP."""
+    """Returns losses, and the gradients of this rank: its shards under FSDP."""
     found = []
     for step in range(STEPS):
         rows, ids, target = _data(10 * replica + step, torch.float32)
@@ -45,7 +45,7 @@ def _train(schedule, stage, replica):
 
 
 def against_1f1b(cases):
-    """For each (how, schedule): whether the bits are those of torch's 1F1B, or the error."""
+    """Returns for each (how, schedule) whether the bits are those of torch's 1F1B, or the error."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     replica, told = mesh["dp"].get_local_rank(), []
     stock = {}

@@ -113,7 +113,7 @@ def _reference(module, target, *arguments, **keywords):
 
 
 def _check_gradients(owned, reference):
-    """owned: modules by their name in the reference."""
+    """Checks gradients. owned: modules by their name in the reference."""
     for prefix, module in owned.items():
         for name, parameter in module.named_parameters():
             wanted = reference.get_parameter(f"{prefix}.{name}" if prefix else name).grad
@@ -130,7 +130,7 @@ def _check_empty(stages):
 
 
 def _ran(schedule, is_own):
-    """The number of batches that Sluice ran."""
+    """Returns the number of batches that Sluice ran."""
     return schedule.sluice.stats()["num_batches"] if is_own else 0
 
 
@@ -159,7 +159,7 @@ def forward_only(name, is_own):
 
 
 def _steps(schedule, stages, owned, reference, x, target, keywords=None):
-    """STEPS of training: the same losses, outputs and gradients as in one process."""
+    """Trains STEPS steps, and checks losses, outputs and gradients against those of one process."""
     is_first, is_last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     output, loss = _reference(reference, target, x, **(keywords or {}))
     for _ in range(STEPS):
@@ -210,7 +210,7 @@ def by_hand(name, is_own, infers_shapes):
 
 
 def several(name, is_own, indices):
-    """indices: of the stages of each rank."""
+    """Runs several stages on each rank. indices: of these stages."""
     rank, count = dist.get_rank(), sum(map(len, indices))
     module, reference, x, target = _made(count)
     owned = {f"layers.{index}": module.layers[index] for index in indices[rank]}
@@ -286,7 +286,7 @@ def put_off(name, is_own, indices):
 
 
 def cases(which):
-    """For each case by name: the number of batches that Sluice ran, or the error, for torch's class and for ours."""
+    """Returns for each case by name the number of batches that Sluice ran, or the error, for torch's class and ours."""
     told = {}
     for label, (job, name, options) in which.items():
         told[label] = [_outcome(globals()[job], name, is_own, options) for is_own in (False, True)]

@@ -59,7 +59,7 @@ class _Experts(torch.nn.Module):
 
 
 def data_parallel():
-    """Under DDP, whose hooks reduce gradients that autograd adds: gradients after steps without and with reduction."""
+    """Returns gradients after steps without and with reduction under DDP, whose hooks reduce added gradients."""
     W, rank = world()
     context = Context()  # every rank has all experts
     case = Case(1, per_rank=3, tokens=(16,), seed=80)

@@ -46,7 +46,7 @@ class Manners:
         self.compare(out_b, b[0], b[2], b[3])
 
     def twice_through_one_graph_and_no_third_time(self):
-        """Under any restore policy."""
+        """Tests each restore policy."""
         for restore in (("keep", "keep"), ("keep", "offload"), ("redispatch", "recompute")):
             self.case.restore = restore
             layer = self.case.layer(self.context)
@@ -210,7 +210,7 @@ def hooks_and_checkpoints(callback):
 
 
 def checkpoints_outstanding():
-    """As in a pipeline, several forwards wait for their backward, which replays them, while n is being tuned.
+    """Keeps several forwards, which their backwards replay, outstanding as in a pipeline while n is being tuned.
 
     Without reentry torch compares the sizes of the tensors that both runs saved. Returns how often n was not equal for
     all.
@@ -233,14 +233,14 @@ def checkpoints_outstanding():
 
 
 def live_bytes():
-    """Resident bytes. The test makes malloc return large blocks at once."""
+    """Returns resident bytes. The test makes malloc return large blocks at once."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def checkpoint_memory(callback):
-    """Several layers one after the other: bytes held between forward and backward, with and without checkpoints."""
+    """Returns bytes that several layers hold between forward and backward, with and without checkpoints."""
     W, rank = world()
     context = Context(group())
     T, M, layers = 4096, 64, 6

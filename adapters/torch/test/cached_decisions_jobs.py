@@ -38,7 +38,7 @@ def kept_file(folder, first, others):
 
 
 def strange_file(folder, text):
-    """The error on each rank, twice, if the first rank's file is not one of Sluice's: kind and message."""
+    """Returns the error on each rank, twice, if the first rank's file is not of Sluice: kind and message."""
     W, rank = world()
     path = Path(folder) / f"kept{rank}.json"
     if rank == 0:
@@ -71,8 +71,8 @@ def pinned_file(folder, text):
 
 
 def exported_machine(folder):
-    """The errors of exporting a machine without any layer and before any step; then the machine that a run exports,
-    with which a second run starts."""
+    """Returns the errors of exporting a machine without any layer and before any step, and the machine that a run
+    exports and with which a second run starts."""
     W, rank = world()
     model, path = torch.nn.Module(), Path(folder) / f"machine{rank}.json"
     refusals = []

@@ -57,7 +57,7 @@ def runner_of(case, context, rank, callback):
 
 
 def callback_experts():
-    """The host's own modules as experts."""
+    """Tests the host's own modules as experts."""
     W, rank = world()
     context = Context(group())
     out = {}

@@ -155,7 +155,7 @@ class Odd(torch.nn.Module):
 
 
 def modules_match_autograd():
-    """Experts that are the host's modules: values, gradients, idle experts, n, no_grad, dtypes, exceptions."""
+    """Tests experts that are the host's modules: values, gradients, idle experts, n, no_grad, dtypes, exceptions."""
     for n, dtype, tolerance in ((1, torch.float32, 1e-5), (3, torch.float32, 1e-5), (2, torch.bfloat16, 3e-2)):
         torch.manual_seed(3)
         context = Context(device="cuda:0")
@@ -245,7 +245,7 @@ def borrowed_memory():
 
 
 def deepspeed_matches_stock():
-    """A DeepSpeed layer whose experts are "on CUDA": the same loss and gradients as stock, through a CUDA context."""
+    """Tests loss and gradients of a DeepSpeed layer with experts "on CUDA", through a CUDA context, against stock."""
     import os
 
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -289,7 +289,7 @@ def deepspeed_matches_stock():
 
 
 def transformers_matches_stock():
-    """A tiny Mixtral whose experts are "on CUDA", fused and with an activation that only its module knows."""
+    """Tests a tiny Mixtral with experts "on CUDA", fused and with an activation that the library does not have."""
     import sluice
     import sluice.adapters.transformers.experts as module
     from transformers import AutoModelForCausalLM
@@ -323,7 +323,7 @@ def transformers_matches_stock():
 
 
 def expert_parallel_matches_stock(store):
-    """`ep_implementation="sluice"` on one rank whose experts are "on CUDA": fused, and transformers' own functions as
+    """Tests `ep_implementation="sluice"` on one rank with experts "on CUDA": fused, and transformers' own functions as
     callbacks, on the rows of one expert at a time."""
     import sluice.adapters.transformers.experts as module
     from sluice.adapters.transformers.transport import SluiceEP
@@ -404,7 +404,7 @@ def refusals():
 
 
 def capacities_have_the_bits_of_exact():
-    """Graph mode under torch, on both devices: outputs and gradients, changing routes, dropped routes."""
+    """Tests graph mode under torch, on both devices: outputs and gradients, changing routes, dropped routes."""
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         context = Context(device=device)

@@ -29,7 +29,7 @@ class Comm:
         self.failure = ffi.new("sluice_host_failure_t *")
 
     def start(self, send, recv):
-        """send, recv: a byte tensor per rank. Returns (status, request)."""
+        """Starts an exchange. send, recv: a byte tensor per rank. Returns (status, request)."""
         exchange = ffi.new("sluice_exchange_t *")
         arrays = []
         for name, tensors in (("send", send), ("recv", recv)):
@@ -53,17 +53,17 @@ class Comm:
 
 
 def sizes(world, turn):
-    """bytes[from][to]: uneven, with zeros; the diagonal must never be read."""
+    """Returns bytes[from][to], uneven, with zeros. The diagonal must never be read."""
     return [[((7 * s + 3 * r + turn) % 5) * (1 + 1000 * ((s + turn) % 3)) for r in range(world)] for s in range(world)]
 
 
 def pattern(sender, receiver, count, turn):
-    """Bytes that depend on sender, receiver and position."""
+    """Returns bytes that depend on sender, receiver and position."""
     return ((torch.arange(count) * 31 + sender * 7 + receiver * 13 + turn) % 251).to(torch.uint8)
 
 
 def blocks(comm, table, turn):
-    """The sent and received blocks of this rank: table[from][to] bytes."""
+    """Returns the sent and received blocks of this rank, of table[from][to] bytes."""
     me = comm.rank
     send = [pattern(me, peer, table[me][peer], turn) for peer in range(comm.world)]
     recv = [torch.full((table[peer][me],), 255, dtype=torch.uint8) for peer in range(comm.world)]
@@ -306,7 +306,7 @@ def aborted_elsewhere(times):
 
 
 def interrupted(times):
-    """Ctrl-C while the main thread waits inside a call, first with a handler of the host."""
+    """Sends Ctrl-C while the main thread waits inside a call, first with a handler of the host."""
     results = []
     for turn in range(times):
         comm = Comm()

@@ -148,7 +148,7 @@ def moving_experts(gated=True, uneven=False):
 
 
 def slots_of(owners, W, random):
-    """A slot on its rank for each expert, in random order."""
+    """Returns a slot on its rank for each expert, in random order."""
     slots, order = [0] * len(owners), list(range(len(owners)))
     random.shuffle(order)
     count = [0] * W

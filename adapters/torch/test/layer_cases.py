@@ -35,7 +35,7 @@ def expert_forward(x, p, activation):
 
 
 def reference(tokens, ids, weights, params, activation):
-    """One rank's output: each route separately, summed in k order."""
+    """Returns one rank's output, computed for each route separately and summed in k order."""
     out = torch.zeros_like(tokens)
     for k in range(ids.shape[1]):
         for e in range(len(params)):
@@ -109,7 +109,7 @@ class Case:
             self.cotangents.append(rand(T, M))
 
     def expected(self, rank):
-        """Output and all gradients of `rank`, in double."""
+        """Returns the output and all gradients of `rank`, in double."""
         params = [{k: v.double().requires_grad_() for k, v in p.items()} for p in self.params]
         tokens = [t.double().requires_grad_() for t in self.tokens]
         weights = [w.double().requires_grad_() for w in self.weights]
@@ -130,7 +130,7 @@ class Case:
         )
 
     def laid_out(self, tensor):
-        """The same values with other strides."""
+        """Returns the same values with other strides."""
         tensor = tensor.clone()
         if self.strides == "transposed" and tensor.dim() == 2:
             return tensor.t().contiguous().t()
@@ -163,7 +163,7 @@ class Case:
         )
 
     def inputs(self, rank):
-        """Fresh leaves: tokens, ids, weights, params of `rank`."""
+        """Returns new leaves: tokens, ids, weights, params of `rank`."""
         tokens = self.tokens[rank].clone().requires_grad_()
         weights = self.weights[rank].clone().requires_grad_()
         ids = self.ids[rank].clone()

@@ -78,7 +78,7 @@ def cases(W):
 
 
 def numbers(gemm):
-    """Every case, forward and backward. Returns {case: error text or None}."""
+    """Runs every case, forward and backward. Returns {case: error text or None}."""
     W, rank = world()
     per_node = 2 if W == 4 else None
     contexts = {name: Context(group(), ContextOptions(gemm=name, ranks_per_node=per_node)) for name in {gemm, "ref"}}
@@ -383,7 +383,7 @@ class _Block(torch.nn.Module):
 
 
 def model_under_a_budget():
-    """The choices of each rank. Batches, and therefore bytes, differ between ranks."""
+    """Returns the choices of each rank. Batches, and therefore bytes, differ between ranks."""
     W, rank = world()
     context = Context(group())
     case = Case(W, tokens=(900, 300), per_rank=2, seed=82, restore=("adaptive", "adaptive"), wgrad="adaptive", n=0,

@@ -16,7 +16,7 @@ def _key(what, rank):
 
 
 def store():
-    """The group's store, for more than notes."""
+    """Returns the group's store, for uses other than notes."""
     return dist.distributed_c10d._get_default_store()
 
 

@@ -35,7 +35,7 @@ def _items(parameter, state, own, other, peer):
 
 
 def trained(rate):
-    """A rank's expert moves away and back. Returns (whether it has the bits without moves, phases, hidden bytes)."""
+    """Moves a rank's expert away and back. Returns (whether it has the bits without moves, phases, hidden bytes)."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     group = EpGroup.unshared(range(2))
     migration = Migration(group, bytes_per_second=rate)
@@ -70,7 +70,7 @@ def trained(rate):
 
 
 def refused():
-    """The errors if rank 1 refuses, and for a tensor with gaps."""
+    """Returns the errors if rank 1 refuses, and for a tensor with gaps."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     migration = Migration(EpGroup.unshared(range(2)))
     values = torch.full((8,), float(rank))

@@ -44,8 +44,8 @@ def _same(a, b):
 
 
 def trained(max_norm):
-    """Whether a rank has the bits of one process with the mean gradient. That process is also compared with torch's
-    optimizer."""
+    """Returns whether a rank has the bits of one process with the mean gradient. That process is also compared with
+    torch's optimizer."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, alone, stock = _model(), _model(), _model()
     mine = sluice.optim.AdamW(model.parameters(), lr=1e-2, process_group=dist.group.WORLD, max_norm=max_norm)
@@ -179,7 +179,7 @@ def scaled(kind):
 
 
 def refused():
-    """The errors for: a scaler of torch, an unscaling by hand, gradients that differ, ranks outside of the group."""
+    """Returns the errors for a torch scaler, unscaling by hand, gradients that differ, and ranks outside the group."""
     rank, model, said = dist.get_rank(), _model(), []
     optimizer = sluice.optim.AdamW(model.parameters(), process_group=dist.group.WORLD)
     _backward(model, 0, rank)
@@ -212,12 +212,12 @@ def refused():
 
 
 def several(jobs):
-    """The results of each of [(function, arguments)], in one set of ranks, since importing torch.optim is slow."""
+    """Returns results of each of [(function, arguments)] in one set of ranks, since importing torch.optim is slow."""
     return [globals()[name](**arguments) for name, arguments in jobs]
 
 
 def _wrong(path, model):
-    """The error on a rank."""
+    """Returns the error on a rank."""
     try:
         _filed(path, model)
     except (Mismatch, PeerRefused) as error:
@@ -231,7 +231,7 @@ def _filed(path, model):
 
 
 def filed(folder):
-    """State files of which one is a step ahead, as after a kill; swapped files; a lost file."""
+    """Loads state files: one is a step ahead, as after a kill; both are swapped; one is lost."""
     rank, model = dist.get_rank(), _model()
     own, other = f"{folder}/states{rank}", f"{folder}/states{1 - rank}"
     optimizer = _filed(own, model)

@@ -17,7 +17,7 @@ from sluice.errors import SluiceError
 
 
 def impatient_group(seconds):
-    """A group whose passes have this deadline, and whose ranks have more time for the rendezvous."""
+    """Returns a group whose passes have this deadline, and whose ranks have more time for the rendezvous."""
     from sluice.adapters.torch import group as module
 
     patient, module.join = module.join, lambda ranks, prepare, _: join(ranks, prepare, timedelta(seconds=60))
@@ -111,7 +111,7 @@ def _leave_child():
 
 
 def interrupted():
-    """Ctrl-C while rank 0 waits for a rank that does not arrive. Returns the seconds until rank 0 is interrupted."""
+    """Sends Ctrl-C while rank 0 waits for a rank that does not arrive. Returns the seconds until rank 0 stops."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=85)
     layer = case.layer(Context(group()))

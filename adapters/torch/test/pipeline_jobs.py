@@ -30,7 +30,7 @@ def _pipeline(group, **config):
 
 
 def _tensors(seed):
-    """One tensor of every dtype and shape, with bytes that depend on the seed."""
+    """Returns one tensor of every dtype and shape, with bytes that depend on the seed."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for index, dtype in enumerate(DTYPES):
@@ -82,7 +82,7 @@ class _Carrier:
 
 
 def carried(transport):
-    """Tensors of every dtype and shape, and none at all, are sent in both directions, and may outlive the pipeline."""
+    """Sends tensors of every dtype and shape, and none, in both directions. Tensors may outlive the pipeline."""
     stages, rank = dist.get_world_size(), dist.get_rank()
     group = _group(transport)
     pipeline = _pipeline(group, in_flight=3)
@@ -155,7 +155,7 @@ def _in_one_process(stages, micro_batches):
 
 
 def failed(where, at):
-    """A callback raises; then the same batch succeeds. Returns (this rank's error, whether its gradient is correct)."""
+    """Raises in a callback twice, then runs the batch. Returns (errors, whether the gradient is correct, is freed)."""
     stages, rank = dist.get_world_size(), dist.get_rank()
     group = _group()
     pipeline = _pipeline(group)
@@ -178,7 +178,7 @@ def failed(where, at):
 
 
 def _inside(run):
-    """An event that is set when this `run` waits for a message and the library first asks whether to end the batch."""
+    """Returns an event that is set when `run` waits for a message and the library first asks whether to end."""
     event = threading.Event()
 
     class Watched(type(run)):
@@ -196,7 +196,7 @@ def _inside(run):
 
 
 def interrupted():
-    """Ctrl-C on a rank that waits for a message, while the other computes."""
+    """Sends Ctrl-C to a rank that waits for a message, while the other computes."""
     rank = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
     group = _group()

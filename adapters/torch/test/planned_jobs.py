@@ -50,12 +50,12 @@ def _layers(count):
 
 
 def sleeping_layer(forward_s):
-    """A layer whose forward sleeps for these seconds, and its backward for twice as long."""
+    """Returns a layer whose forward sleeps for these seconds, and whose backward sleeps for twice as long."""
     return _Layer(forward_s, KIB)
 
 
 def measured_seconds(layer, samples=1, again=False):
-    """Forward and backward seconds of a layer that runs alone."""
+    """Returns forward and backward seconds of a layer that runs alone."""
     given = torch.zeros(samples * EDGE, requires_grad=True)
     forwards, backwards = [], []
     for _ in range(BATCHES):
@@ -68,7 +68,7 @@ def measured_seconds(layer, samples=1, again=False):
 
 
 def _option(layer, again):
-    """One option of a layer, measured while it runs alone."""
+    """Returns one option of a layer, measured while the layer runs alone."""
     given = torch.zeros(EDGE, requires_grad=True)
     forward_s, backward_s = measured_seconds(layer, again=again)
 
@@ -89,7 +89,7 @@ def _option(layer, again):
 
 
 def _measured(layer):
-    """The measured layer in the planner's form."""
+    """Returns the measured layer in the planner's form."""
     return stages.Layer(options=(_option(layer, False), _option(layer, True)), output_bytes=4 * EDGE)
 
 
@@ -117,7 +117,7 @@ class _Stage:
 
 
 def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, batches):
-    """(seconds of the fastest batch over all ranks, bytes that this rank sends in a batch). words: of the partition."""
+    """Returns (seconds of all ranks' fastest batch, bytes that this rank sends in a batch). words: of the partition."""
     own = _Stage(layers, [False] * len(layers), stage == 0, stage == stages_of - 1, samples)
     pipeline = Pipeline(PipelineConfig("1f1b", words[:120], stage), group)
     seconds = []

@@ -33,7 +33,7 @@ class _Sleeper:
 
 
 def _batch(policy, limit):
-    """(seconds from the first op of all ranks to the last, mean seconds of a forward and of a backward by stage)."""
+    """Returns (seconds from the first op of all ranks to the last, mean seconds of forwards and backwards by stage)."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     group = EpGroup.unshared(range(stages))
     pipeline = Pipeline(PipelineConfig(policy, "", rank, in_flight=limit or None), group)
@@ -53,7 +53,7 @@ def _batch(policy, limit):
 
 
 def held_out():
-    """predicted ÷ measured - 1 of each policy whose batch was not measured before."""
+    """Returns predicted ÷ measured - 1 of each policy whose batch was not measured before."""
     _, means = _batch("1f1b", 0)
     errors = {}
     for policy, limit in HELD_OUT.items():

@@ -33,7 +33,7 @@ _server = None
 
 
 def _fork_server(environment):
-    """The fork server, started when a test first needs ranks; None if ranks must import torch themselves."""
+    """Returns the fork server, started when a test first needs ranks; None if ranks must import torch themselves."""
     global _server
     if _server is None:
         _server = ForkServer(IMPORTS, _environment(1))
@@ -155,7 +155,7 @@ def _wait(started):
 
 
 def run(world, job, **options):
-    """The results of all ranks, all of which must succeed."""
+    """Returns the results of all ranks, all of which must succeed."""
     ended = finish(start(world, job, **options))
     for rank, end in enumerate(ended):
         if end.code != 0 or end.error is not None:

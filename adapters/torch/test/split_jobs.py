@@ -24,7 +24,7 @@ LOOPBACK = {
 
 
 def _work(count, unit_s):
-    """For each layer: the fixed seconds of a forward, and the seconds for each sample."""
+    """Returns for each layer the fixed seconds of a forward, and the seconds for each sample."""
     draw = random.Random(count)
     return [(unit_s * draw.uniform(1, 3), unit_s * draw.uniform(1, 3)) for _ in range(count)]
 

@@ -120,8 +120,8 @@ def test_Build_CompilerFails_ShowsItsWordsAndLeavesNothing(tmp_path):
 
 
 def headers_of(torch_version):
-    """The headers from that release's wheel. 530 MB are downloaded the first time. 62 MB stay, where `./test --vendor`
-    keeps its downloads.
+    """Returns the headers from that release's wheel. 530 MB are downloaded the first time. 62 MB stay, where
+    `./test --vendor` keeps its downloads.
     """
     folder = VENDOR / f"torch-{torch_version}"
     if not folder.exists():

@@ -23,7 +23,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, a compiler that counts, and a package without a shared object of its own."""
+    """Returns an empty cache, a compiler that counts, and a package without a shared object of its own."""
     package = tmp_path / "package"
     package.mkdir(mode=0o755)
     for name in build.SOURCES:
@@ -260,7 +260,7 @@ def test_CacheDir_RelativeNames_AreNotTaken(cache, monkeypatch):
 
 @pytest.fixture
 def open_folder(monkeypatch):
-    """A package without a shared object that every user can read; pytest's folders are only for this user."""
+    """Yields a package without a shared object that every user can read; pytest's folders are only for this user."""
     included = build.include_dir()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -280,7 +280,7 @@ def open_folder(monkeypatch):
 
 
 def _as_somebody(folder, **environment):
-    """The result of ensure(), or its exception, as an unknown user."""
+    """Returns the result of ensure(), or its exception, as an unknown user."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -13,7 +13,7 @@ CHUNKS, TOKENS, WIDTH = 32, 128, 8
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_CallbackGradients_ManyChunks_AreTheF32SumsRoundedOnce(dtype: torch.dtype) -> None:
-    """Compared with the same chunks summed by hand; a running sum in 16 bits differs."""
+    """Compares with the same chunks summed by hand. A running sum in 16 bits would differ."""
     torch.manual_seed(0)
     module = torch.nn.Linear(WIDTH, WIDTH).to(dtype)
     tokens, grad = torch.randn(2, TOKENS, WIDTH).to(dtype)

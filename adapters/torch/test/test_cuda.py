@@ -22,7 +22,7 @@ JOBS = pathlib.Path(__file__).resolve().parent / "cuda_jobs.py"
 
 @pytest.fixture(scope="session")
 def fakes(tmp_path_factory):
-    """The environment in which libsluice finds the fakes as NVIDIA's libraries."""
+    """Returns the environment in which libsluice finds the fakes as NVIDIA's libraries."""
     built = os.environ.get("SLUICE_FAKE_GPU")
     if built is None:
         target = "//capi/test/cuda:libfake_gpu.so"
@@ -69,7 +69,7 @@ def jobs(fakes):
 
 @pytest.fixture
 def run(jobs):
-    """The output of a job of one process."""
+    """Returns the output of a job of one process."""
     return lambda *arguments: jobs(*arguments)[0]
 
 

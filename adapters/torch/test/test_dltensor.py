@@ -100,7 +100,7 @@ def plain(tokens, ids, weights, w1, w2, **_):
 
 
 def spread(tensor):
-    """The same values where neither rows nor matrices follow each other: every second row and a wider pitch."""
+    """Returns the same values where neither rows nor matrices follow each other: every second row and a wider pitch."""
     wide = torch.full((2 * tensor.shape[0], *tensor.shape[1:-1], tensor.shape[-1] + 3), 7).to(tensor.dtype)
     view = wide[::2, ..., : tensor.shape[-1]]
     view.copy_(tensor)
@@ -109,7 +109,7 @@ def spread(tensor):
 
 
 def turned(tensor):
-    """The same matrices stored by columns."""
+    """Returns the same matrices stored by columns."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 

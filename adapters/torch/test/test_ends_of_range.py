@@ -99,7 +99,7 @@ def assert_close(mine, wide, dtype, what, is_nan=None, atol=1e-15):
 
 
 def through_layer(context, name, gated, dtype, x, slopes):
-    """Rows of one element, whose matrices are 1: the layer is its activation. With a gate, times x."""
+    """Runs rows of one element with matrices of 1, so that the layer is its activation, times x with a gate."""
     options = {"swiglu": Swiglu(1.702, 7.0, 0.0)} if name == "swiglu" else {}
     layer = MoeLayer(
         context,
@@ -209,7 +209,7 @@ OPTIONS = [
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 @by_dtype
 def test_Adam_AtTheEnds_IsTorchs(name, dtype, options):
-    """In f32 by torch's rule; moments of 16-bit parameters are f32 here, so torch takes the same step in f32."""
+    """Compares steps in f32, since moments of 16-bit parameters are f32 here. Torch takes the same step in f32."""
     pairs = torch.cartesian_prod(ends(dtype).float(), ends(dtype).float())
     values, first = pairs[:, 0].to(dtype), pairs[:, 1].to(dtype)
     grads = [first, torch.ones_like(first), torch.zeros_like(first)]

@@ -50,7 +50,7 @@ class Model:
         self.params = [(torch.randn(shape, generator=generator) * 0.1).requires_grad_() for shape in shapes]
 
     def step(self, layer, seed):
-        """Gradients of one step that starts without any."""
+        """Returns the gradients of one step that starts without gradients."""
         for param in self.params:
             param.grad = None
         generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ def context():
 
 
 def grew(before):
-    """(new, reused) gradients since `before`."""
+    """Returns the numbers of (new, reused) gradients since `before`."""
     now = pool_stats()
     return now.num_fresh - before.num_fresh, now.num_reused - before.num_reused
 

@@ -51,7 +51,7 @@ class Model:
         self.weights = torch.rand(TOKENS, TOP_K, generator=generator).requires_grad_()
 
     def stacked(self):
-        """[E, r, in] and [E, out, r], which is a view without a stride of 1."""
+        """Returns [E, r, in], and [E, out, r] as a view without a stride of 1."""
         one = {name: a.view(EXPERTS, RANK, -1) for name, a in self.factors.items() if name[0] == "a"}
         two = {name: b.view(-1, RANK, EXPERTS).permute(2, 0, 1) for name, b in self.factors.items() if name[0] == "b"}
         return {**one, **two}
@@ -63,7 +63,7 @@ class Model:
         return Lora(factors, SCALES)
 
     def dense(self):
-        """In double precision."""
+        """Computes in double precision."""
         f = {name: factor.double() for name, factor in self.stacked().items()}
         up = self.stacks[0].double() + SCALES["la1"] * f["b1"] @ f["a1"]
         down = self.stacks[1].double() + SCALES["la2"] * f["b2"] @ f["a2"]

@@ -59,7 +59,7 @@ def forward(model: nn.Module, x: torch.Tensor, seed: int = 7) -> torch.Tensor:
 
 
 def results(model: nn.Module, x: torch.Tensor, seed: int = 7) -> list[torch.Tensor]:
-    """The loss and all gradients of one pass."""
+    """Returns the loss and all gradients of one pass."""
     model.zero_grad(set_to_none=True)
     loss = forward(model, x, seed)
     loss.backward()
@@ -71,7 +71,7 @@ def same(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
 
 
 def saved_bytes(model: nn.Module, x: torch.Tensor) -> list[int]:
-    """Bytes that each block saves: storages of at least 64 KiB except parameters and buffers, each once."""
+    """Returns bytes that each block saves: storages of at least 64 KiB except parameters and buffers, each once."""
     found: list[int] = []
     for block in model:
         own = {each.data_ptr() for each in (*block.parameters(), *block.buffers())}
@@ -107,7 +107,7 @@ def test_Offloaded_BothTiers_SameBitsAndEachStorageOnce(blocks, x, tmp_path: Pat
 
 
 def test_Offloaded_ForwardsInAnyOrder_SameBits(blocks, x) -> None:
-    """Two forwards before their backwards, in both orders; retained graphs, and graphs without a backward."""
+    """Tests two forwards before their backwards, in both orders; retained graphs, and graphs without a backward."""
     kept = copy.deepcopy(blocks)
     offloaded = Offloaded(named(blocks), [f"block {i}" for i in range(DEPTH)])
     wanted = [results(kept, x, seed)[1:] for seed in (1, 2)]
@@ -199,7 +199,7 @@ FORWARD_S, GAP, MOST = 0.04, 0.8, 1.05  # copies take GAP of the forward that hi
 
 @pytest.mark.alone
 def test_Offloaded_CopiesThatTakeMostOfTheGap_StepsAsLongAsKept() -> None:
-    """The best of three tries. The copies out are hidden by the next layer's forward, those back by its backward."""
+    """Takes the best of three tries. The next layer's forward hides copies out, and its backward hides copies back."""
     x, kept = torch.randn(1 << 18, requires_grad=True), nn.Sequential(*(Sleeping() for _ in range(DEPTH)))
     away = copy.deepcopy(kept)
     names = list(named(away))[:-1]

@@ -63,7 +63,7 @@ def test_Training_AgainstTorch_HasItsLossesAndParameters(ours, theirs, options):
 
 
 def _errors(make, steps=20, count=20_000):
-    """Root mean square error of p, m and v against f64, after a training with gradients of all sizes."""
+    """Returns root mean square errors of p, m and v against f64, after a training with gradients of all sizes."""
     ends = []
     for make_one, dtype in ((make, torch.float32), (torch.optim.AdamW, torch.float64)):
         generator = torch.Generator().manual_seed(3)
@@ -221,7 +221,7 @@ def test_HalfParameters_KeepMomentsInF32_AlsoWhenLoaded(dtype):
 
 
 def test_Tensors_ThatAreNotDense_AreUpdatedWhereTheyLie():
-    """A transposed tensor, a column of a larger one, and a gradient that is expanded from one number."""
+    """Tests a transposed tensor, a column of a larger tensor, and a gradient that is expanded from one number."""
     results = []
     for kind in (sluice.optim.AdamW, torch.optim.AdamW):
         torch.manual_seed(3)

@@ -20,13 +20,13 @@ FOUR = [("trained", {"max_norm": 0.05}), ("experts", {})]
 
 @pytest.fixture(scope="module")
 def two():
-    """The results of both ranks, by job of TWO."""
+    """Returns the results of both ranks, by job of TWO."""
     return list(zip(*ranks.run(2, "optim_jobs:several", jobs=TWO)))
 
 
 @pytest.fixture(scope="module")
 def four():
-    """The results of all ranks, by job of FOUR."""
+    """Returns the results of all ranks, by job of FOUR."""
     return list(zip(*ranks.run(4, "optim_jobs:several", jobs=FOUR)))
 
 

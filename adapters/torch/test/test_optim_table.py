@@ -21,7 +21,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def table():
-    """Torch's table by name. Its module imports a base class for test cases, which the table does not need."""
+    """Returns torch's table by name. Its module imports a base class for test cases, which the table does not need."""
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase
     with pytest.MonkeyPatch.context() as patch:

@@ -48,7 +48,7 @@ def test_Splits_EveryGridOfTwoRanks_SendsThePredictedBytes():
 @pytest.mark.full
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_Splits_EveryGrid_TakesThePredictedSecondsAndTheChoiceIsTheBest(world):
-    """The best of three tries, as above."""
+    """Takes the best of three tries, as above."""
     for _ in range(3):
         rows = ranks.run(world, "split_jobs:every_grid")[0]
         _check_bytes(rows)

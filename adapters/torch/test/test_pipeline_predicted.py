@@ -13,7 +13,7 @@ MOST = 0.08
 @pytest.mark.alone
 @pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.full)])
 def test_Predict_PoliciesNeverMeasured_AreWithinEightPercent(world):
-    """The median over policies, the best of three tries, since other processes only make batches longer."""
+    """Checks the median over policies, the best of three tries, since other processes only make batches longer."""
     tries = [ranks.run(world, "predict_jobs:held_out")[0]]
     while len(tries) < 3 and statistics.median(abs(error) for error in tries[-1].values()) > MOST:
         tries.append(ranks.run(world, "predict_jobs:held_out")[0])

@@ -67,7 +67,7 @@ def model() -> Model:
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The loss and all gradients of a pass with dropout of one seed."""
+    """Returns the loss and all gradients of a pass with dropout of one seed."""
     torch.manual_seed(11)
     model.zero_grad(set_to_none=False)
     loss = model(**batch)["loss"]
@@ -76,7 +76,7 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]
 
 
 def peak_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
-    """The peak by all events of torch's allocator, without the meter's marks. Gradients are allocated before."""
+    """Returns the peak by all events of torch's allocator, without the meter's marks. Gradients exist before."""
     step(model, batch)  # allocates gradients
     torch.manual_seed(11)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -256,7 +256,7 @@ def test_Meter_WhileAProfilerRuns_IsRefusedAndRunsAfterwards() -> None:
 
 @pytest.fixture
 def qwen3_moe(batch):
-    """A model whose experts run on Sluice, and its inputs."""
+    """Returns a model whose experts run on Sluice, and its inputs."""
     transformers = pytest.importorskip("transformers", reason="./test installs it")
     config = transformers.Qwen3MoeConfig(
         hidden_size=64, intermediate_size=128, moe_intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
@@ -278,7 +278,7 @@ def sluice_options(**options):
 
 
 def contexts_peak(model: nn.Module, given: dict[str, torch.Tensor]) -> int:
-    """The peak of the model's own contexts. Other tests of the process may have left contexts."""
+    """Returns the peak of the model's own contexts. Other tests of the process may have left contexts."""
     contexts = {id(one): one for layer in layers(model) for one in layer.contexts()}.values()
     for context in contexts:
         context.stats(reset_peak=True)

@@ -68,7 +68,7 @@ class Model:
         return StackedLayer(context, config, views=views, num_scales=2 if is_packed else 0)
 
     def step(self, context, is_packed):
-        """Output and gradients of everything that has one: tokens, route weights, biases and adapters."""
+        """Returns the output, and gradients of tokens, route weights, biases and adapters."""
         generator = torch.Generator().manual_seed(7)
 
         def given(*shape, dtype=torch.float32):

@@ -52,7 +52,7 @@ def never(module):
 
 
 def taken(net, linears, x):
-    """A SplitBackward after a first forward, which shows how the net uses its parameters."""
+    """Returns a SplitBackward after a first forward, which shows how the net uses its parameters."""
     later = SplitBackward()
     later.take(net, linears)
     later.learn([net(x)])
@@ -95,7 +95,7 @@ def test_Gradients_ThatCameLater_HaveTheBitsOfAWholeBackward(checkpointed, shape
 
 
 def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneAfterTheOther():
-    """Like a stage that passes on several tensors."""
+    """Runs two backwards, like a stage that passes on several tensors."""
     torch.manual_seed(2)
     whole = nn.Linear(WIDTH, WIDTH)
     x, other, third = inputs((5,), torch.float32)

@@ -26,7 +26,7 @@ def _train(group):
 
 
 def named():
-    """Each transport by name, and the one that Sluice chooses, in one process."""
+    """Runs each transport by name, and the transport that Sluice chooses, in one process."""
     ranks = range(world()[0])
     groups = {name: EpGroup.for_ranks(ranks, transport=name) for name in (None, "tcp", "c10d")}
     assert EpGroup.for_ranks(ranks, transport="c10d") is groups["c10d"] is not groups["tcp"]
@@ -66,7 +66,7 @@ def different():
 
 
 def posted(chunks):
-    """The calls of a layer to gloo, in order: R for a receive, S for a send, of its forward and of its backward."""
+    """Returns a layer's calls to gloo in order, of its forward and its backward: R for a receive, S for a send."""
     W, rank = world()
     # Every token goes to every expert, so that each exchange has a message to each rank and one from it.
     case = Case(W, tokens=(32,), per_rank=1, K=W, n=chunks, seed=102)

@@ -158,7 +158,7 @@ def test_Marks_OfShortLayers_AreFewer(milliseconds: float, every: int) -> None:
 
 
 def test_Marks_OfALayer_CostWhatIsCounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured with the real clock: the least of some tries."""
+    """Measures with the real clock, and takes the least of some tries."""
     monkeypatch.setattr(layer_clock, "time", time)
     monkeypatch.setattr(layer_clock, "_FIRST_EVERY", 1)
     layers = 50

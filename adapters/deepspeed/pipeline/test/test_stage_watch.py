@@ -11,8 +11,8 @@ from sluice.planning.layer_moves import MoveRates
 
 
 def test_Rates_OfAStep_DoNotCountTheTransferAgainAndAnOldRateFades() -> None:
-    """A drain sends 100 bytes in two of its three seconds. Then a step sends as many after its batch, which takes two
-    of its 2.5 seconds: its price counts them as time of the batch."""
+    """A drain sends 100 bytes in two of its three seconds. Then a step sends 100 bytes after its batch, in two
+    of its 2.5 seconds, and the price counts these as time of the batch."""
     live: Any = SimpleNamespace(is_under_way=False, exposed_s=2.5, late_bytes=100)
     watch, engine = StageWatch(None, live), SimpleNamespace(module=SimpleNamespace(parts=[0, 2, 4]))
     watch._drained_bytes = 100

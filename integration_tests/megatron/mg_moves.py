@@ -30,7 +30,7 @@ def go_home(host: mg_models.Host) -> None:
 
 
 def _trained(ep: int, steps: int, every: int, **changes: Any) -> dict[str, Any]:
-    """Trains, and returns the results. every: steps between two shuffles, before which gradients exist; 0: none."""
+    """Trains, and returns the results. every: steps between two shuffles, before which gradients exist; 0: never."""
     host = mg_models.Host(ep, "decorated", OPTIONS, clip=0.0, **changes)
     moves = 0
 

@@ -182,7 +182,7 @@ GROUPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", GROUPED)
 def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, what: str) -> None:
-    """GroupedMLP, which 0.17 no longer has, trains in bf16 only. Routes are replayed, as near ties would change."""
+    """GroupedMLP, which 0.17 no longer has, trains in bf16 only. Routes are replayed, since near ties may change."""
     case = {"moe_grouped_gemm": True, "params_dtype": "bfloat16", **GROUPED[what]}
     for found in oldest2.run("mg_models:train_replayed", ep=2, steps=5, **case):
         assert found["computed_by"] == ["sluice"]
@@ -191,7 +191,7 @@ def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, what: str) -> N
 
 
 def _check_long(found: list[dict[str, Any]], floors: tuple[float, float, float]) -> None:
-    """The distance from stock is at most twice that of stock from itself with other orders of sums (mg_long.py)."""
+    """Checks that the distance from stock is at most twice that of stock with other orders of sums (mg_long.py)."""
     for each in found:
         print(f"losses, norms, parameters: Sluice {each['sluice']} from stock, stock {each['stock']} from itself")
         assert each["computed_by"] == ["sluice"] and each["moved"] > 0.02, each

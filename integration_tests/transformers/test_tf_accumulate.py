@@ -103,8 +103,8 @@ def test_MicroSteps_Three_AsEagersSum(kind: str, dtype: torch.dtype, options: di
 @pytest.mark.parametrize("options", [{}, {"chunks": 5, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_Sum_WithAnOldGradient_IsRoundedOnceInSixteenBits(dtype: torch.dtype, options: dict[str, Any]) -> None:
-    """Autograd's sum adds the rows' sum rounded to the dtype. A 16-bit element differs from it by that rounding and its
-    own; an f32 one by an addition for each row."""
+    """Autograd's sum adds the rows' sum rounded to the dtype. A 16-bit element differs by that rounding and its
+    own; an f32 element differs by an addition for each row."""
     sluice.configure(**options)
     module, given = make().to(dtype), rows(MODEL, EXPERTS, 60, 2)
     backward(module, given)

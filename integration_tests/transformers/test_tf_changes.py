@@ -82,7 +82,7 @@ def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
 
 
 def test_Policy_Refused_IsRefusedByEveryCall() -> None:
-    """As in a notebook, where a user runs a cell again after an error."""
+    """Calls again after an error, like a user who runs a cell of a notebook again."""
     sluice.configure(policy="S1")
     module = make("inkling2")
     for _ in range(2):

@@ -35,7 +35,7 @@ def test_IdsOutOfRange_OnOneRank_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -
 
 @pytest.mark.parametrize("targets", ["wrapper", "parametrization", "other experts", "attention"])
 def test_Adapters_OfExpertsThatAreShared_AreRefusedByName(fresh2: Ranks, path: Path, targets: str) -> None:
-    """Unknown wrappers are refused before anything runs; unsupported adapters, in the first forward. On attention they
+    """Unknown wrappers are refused before anything runs; unsupported adapters in the first forward. On attention they
     train."""
     for found in fresh2.run("tf_ep_failures:adapters", path=str(path), targets=targets):
         if targets == "attention":

@@ -63,7 +63,7 @@ def test_LowRank_OnFrozenExperts_AsEager(kind: str, adapted: list[str]) -> None:
 @pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
 def test_Pruned_Experts_AsEager(kind: str, is_known: bool, options: dict[str, Any]) -> None:
-    """The stacked tensor is then no parameter, but computed from another parameter of the module."""
+    """Pruning computes the stacked tensor from another parameter of the module."""
     module = tf_families.make(kind, CLASS_OF[kind], 37, 29, 6)
     given = rows(37, 6, 23, 2)
     sluice.configure(**options)

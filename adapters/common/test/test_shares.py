@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One budget over several contexts: what ranks tell each other, and what each context gets."""
+"""Tests one budget over several contexts: the values that ranks exchange, and the share of each context."""
 
 from __future__ import annotations
 

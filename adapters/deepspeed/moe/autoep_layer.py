@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class of a swapped AutoEP layer: the host's own class with different steps between router and output.
+"""Defines the class of a swapped AutoEP layer: the host's own with different steps between router and output.
 
 Router, shared experts, parameters, names, state dict and checkpoints are those of the host.
 """

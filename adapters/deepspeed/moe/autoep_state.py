@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a swapped AutoEP layer: its engine layers, and where its scores are multiplied in."""
+"""Defines the state of a swapped AutoEP layer: its engine layers, and where its scores are multiplied in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScorePlace(NamedTuple):
     """Where a token's scores are multiplied in."""
 
     route: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Routed]
-    by_token: Callable[[torch.Tensor, int], torch.Tensor]  # (outputs of the rows, K) -> those of the tokens [T, M]
+    by_token: Callable[[torch.Tensor, int], torch.Tensor]  # (outputs of the rows, K) -> outputs of the tokens [T, M]
 
 
 def _after(tokens: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> Routed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a probe for a layer of any kind: all that the adapter needs to know of the layer."""
+"""Defines the result of a probe for a layer of any kind: all that the adapter needs to know of the layer."""
 
 from __future__ import annotations
 

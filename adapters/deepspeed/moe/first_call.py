@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that need a host's expert to run, made once for each expert, in its first call with gradients."""
+"""Makes checks for which a host's expert must run, once for each expert, in its first call with gradients."""
 
 from __future__ import annotations
 

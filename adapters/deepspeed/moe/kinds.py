@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of MoE layers that DeepSpeed has: how the adapter reads each kind, and which class replaces it."""
+"""Lists DeepSpeed's kinds of MoE layers: how the adapter reads each kind, and which class replaces it."""
 
 from __future__ import annotations
 

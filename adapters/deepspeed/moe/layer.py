@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class of a swapped layer: the host's own `MOELayer` with a different forward, and nothing else.
+"""Defines the class of a swapped layer: the host's own `MOELayer` with a different forward, and nothing else.
 
 Parameters, names, hooks, state dict, isinstance checks, optimizers and checkpoints are those of the host. Copies and
 pickles of a swapped layer are layers of the host, so that a saved model loads without Sluice.

@@ -45,7 +45,7 @@ def replicas_of(layer: Any) -> Any:
 
 
 def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:
-    """Returns bytes that move with an expert, those of this rank's first. Raises errors as `belongings_of`."""
+    """Returns the bytes that move with this rank's first expert. UnsupportedError as `belongings_of`."""
     return moving.bytes_of_expert(belongings_of(layer, optimizer))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that a swapped layer of any kind has in addition to the host's attributes: the engine layers that run it.
+"""Defines the state that a swapped layer of any kind adds to the host's attributes: the engine layers that run it.
 
 It holds no module and no tensor of the host. Each forward reads both again, because ZeRO, offload and `.to()` move
 storage and because a user may hook an expert after the swap.
@@ -253,7 +253,7 @@ class Runners:
         return sent - before[0], nanoseconds - before[1]
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
-        """Logs the bytes that this forward has sent since `before`, and those of its backward after it has run."""
+        """Logs the bytes that this forward has sent since `before`, and its backward's bytes after the backward."""
         if len(self.finding.ranks) == 1 or not comms_log.wanted():
             return
         sent, nanoseconds = self.since(before)

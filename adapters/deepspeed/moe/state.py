@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a swapped `MOELayer`: its engine layers, and the calls of the host's experts that C does not compute."""
+"""Defines the state of a swapped `MOELayer`: its engine layers, and calls of host experts that C does not compute."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keepers (common/optimizer_state.py) of the states that DeepSpeed's optimizers have for an expert's parameters. There
-is one for each kind of optimizer, chosen when experts move."""
+"""Defines keepers (common/optimizer_state.py) of the states that DeepSpeed's optimizers have for expert parameters:
+one for each kind of optimizer, chosen when experts move."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flat buffers in which DeepSpeed's optimizers of ZeRO 1 and 2 and of bf16 keep masters and moments.
+"""Accesses the flat buffers in which DeepSpeed's optimizers of ZeRO 1 and 2 and of bf16 keep masters and moments.
 
 Each group of parameters has one buffer, which is partitioned over the ranks with replicas. The places follow the order
 in which the optimizer lays out its buffer. DeepSpeed's own mapping of a parameter (`_hp_mapping`) has the order of the

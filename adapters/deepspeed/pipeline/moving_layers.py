@@ -376,7 +376,7 @@ def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
     return ""
 
 
-# ---- what moves ----
+# ---- contents that move ----
 
 
 def content_of(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:

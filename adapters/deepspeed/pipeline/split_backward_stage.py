@@ -69,7 +69,7 @@ def _linears(module: Any) -> list[nn.Linear]:
 
 @contextmanager
 def _as_a_backward(engine: Any) -> Iterator[None]:
-    """Does what the engine does before and after its own backward that does not start from a loss."""
+    """Runs the engine's steps before and after a backward that does not start from a loss."""
     if engine.using_bf16_optimizer:
         engine.optimizer.clear_lp_grads()
     engine._running_engine_backward = True  # read by the engine's hooks

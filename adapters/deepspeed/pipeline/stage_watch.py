@@ -95,7 +95,7 @@ class StageWatch:
         look = self._decided(engine, notes, before, found, trained)
         if look is not None and not self._apply(engine, look) and self._budget is not None:
             # The move was refused, and the decider keeps the layers here from now on. The next measurement may be many
-            # batches away: choose what to recompute from this one.
+            # batches away: choose recomputation from this one.
             again = self._decided(engine, notes, before, found, trained)
             assert again is not None and again.parts == parts
             self._apply(engine, again)

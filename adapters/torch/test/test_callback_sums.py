@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""16-bit parameter gradients of callback experts are summed over chunks in f32 and rounded once."""
+"""Tests that 16-bit parameter gradients of callback experts are summed over chunks in f32 and rounded once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts of a module and of its optimizer while an expert is away."""
+"""Tests state dicts of a module and of its optimizer while an expert is away."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of an expert's late tensors: each is gathered, copied and freed before the next."""
+"""Tests copies of an expert's late tensors: each is gathered, copied and freed before the next."""
 
 from __future__ import annotations
 

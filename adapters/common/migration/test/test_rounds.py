@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds reach every placement, and in a round a rank sends at most one expert and receives at most one."""
+"""Tests that rounds reach every placement, and that a rank sends and receives at most one expert in a round."""
 
 from __future__ import annotations
 

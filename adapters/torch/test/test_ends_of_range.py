@@ -46,12 +46,15 @@ ACTIVATION, SUMS, COPIES = "Activation_AtTheEnds", "SumsOfRows_AtTheEnds", "copi
 EXPERTS = "of CUDA alone, with the bits of unit_forward and _backward: Experts_ManyAtOnce_AreOneByOne"
 KERNELS = {
     "gather_rows": COPIES,
+    "gather_rows_of_two": COPIES,
     "scatter_rows": COPIES,
     "move_rows": COPIES,
     "gather_scalars": COPIES,
     "spread_scalars": COPIES,
     "combine_rows": SUMS,
     "scale_rows": SUMS,
+    "pack_matrices": "copies, rounded by the conversions that SumsOfRows compares",
+    "scale_columns": "one product, rounded likewise",
     "dot_rows": SUMS,
     "activation_forward": ACTIVATION,
     "activation_backward": ACTIVATION,

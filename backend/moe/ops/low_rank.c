@@ -2,6 +2,9 @@
 #include "backend/moe/ops/low_rank.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
@@ -90,19 +93,19 @@ static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
  * expert would read a cache line for each value, and the copy of the next expert the same lines. */
 enum { MOST_NEIGHBOURS = 16, STAGED = 64 };
 
-typedef float four_t __attribute__((vector_size(16), aligned(4)));
 enum { FOUR = 4 };
 
 /* out[e][k] = data[k * stride + e] for four e and four k. */
 static void transpose_four(const float* data, int64_t stride, float* out, int64_t out_ld) {
-  const four_t a = *(const four_t*)data, b = *(const four_t*)(data + stride);
-  const four_t c = *(const four_t*)(data + 2 * stride), d = *(const four_t*)(data + 3 * stride);
-  const four_t ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-  *(four_t*)out = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
-  *(four_t*)(out + out_ld) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-  const four_t ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  *(four_t*)(out + 2 * out_ld) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
-  *(four_t*)(out + 3 * out_ld) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+#if defined(__x86_64__)
+  __m128 a = _mm_loadu_ps(data), b = _mm_loadu_ps(data + stride);
+  __m128 c = _mm_loadu_ps(data + 2 * stride), d = _mm_loadu_ps(data + 3 * stride);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  _mm_storeu_ps(out, a), _mm_storeu_ps(out + out_ld, b);
+  _mm_storeu_ps(out + 2 * out_ld, c), _mm_storeu_ps(out + 3 * out_ld, d);
+#else
+  for (int64_t i = 0; i < FOUR * FOUR; ++i) out[i / FOUR * out_ld + i % FOUR] = data[i % FOUR * stride + i / FOUR];
+#endif
 }
 
 /* out[e][k] = data[k * stride + e] for k < count; rows of out are out_ld apart. Prefetches the next `count` k, which

@@ -18,7 +18,7 @@ class Broken(AssertionError):
 
 
 def numbers_for(minutes: float, tell_s: float = TELL_S) -> Iterator[int]:
-    """Yields 1, 2, ... for so many minutes, and prints the progress to stderr every `tell_s` seconds."""
+    """Yields 1, 2, ... until `minutes` have passed, and prints the progress to stderr every `tell_s` seconds."""
     began = told = time.monotonic()
     number = 0
     while (now := time.monotonic()) < began + 60 * minutes:

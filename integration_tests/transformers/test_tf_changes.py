@@ -82,7 +82,7 @@ def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
 
 
 def test_Policy_Refused_IsRefusedByEveryCall() -> None:
-    """Calls again after an error, like a user who runs a cell of a notebook again."""
+    """Repeats a call that failed, as in a notebook whose cell runs twice."""
     sluice.configure(policy="S1")
     module = make("inkling2")
     for _ in range(2):

@@ -7,8 +7,8 @@
  * different lanes without a warp_fence between them; shuffles order no memory. Writes of the same value are no race.
  * Every launch runs once in each order, from the same contents of memory, and must leave the same bits.
  *
- * Launches of the fake driver access only what kernel_accesses.c lists, from which hazards between kernels are
- * computed.
+ * Launches of the fake driver must access only what kernel_accesses.c lists: hazards between kernels are computed from
+ * these lists.
  *
  * This file is also included before lanes.cu.h, whose hooks it defines. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_LANE_ORDERS_H_

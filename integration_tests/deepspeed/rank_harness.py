@@ -270,5 +270,5 @@ class Ranks:
                 process.send_signal(signal.SIGUSR1)  # prints its stacks
         time.sleep(1)
         self.stop()
-        tails = [f"--- rank {rank} printed\n{self.output(rank)[-3000:]}" for rank in range(self.world)]
+        tails = [f"--- rank {rank} printed\n{self.output(rank)[-8000:]}" for rank in range(self.world)]
         raise RankFailure("\n".join([message, f"answers: {answers}", *tails]))

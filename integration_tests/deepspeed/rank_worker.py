@@ -29,6 +29,7 @@ def main(prepare: Callable[[], Any] | None = None, joined: Callable[[], Any] | N
     """
     _never_outlive()
     os.register_at_fork(after_in_child=_never_outlive)
+    faulthandler.enable()  # prints the stacks of all threads if the rank crashes
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # sent by the harness to a hanging rank
     replies = os.fdopen(int(sys.argv[1]), "w")
 

@@ -3,12 +3,13 @@
 
 The text has sizes of structs, offset, size and type of members, values of constants, the types of callbacks and
 functions, and the names that are experimental. capi/test/layout compares all but the last with the headers by a C
-compiler.
+compiler. Lines of members and of experimental names have as many as fit.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 
 from abi_table import Function, Model, Type
 
@@ -63,20 +64,28 @@ def experimental(m: Model) -> list[str]:
     return sorted(m.experimental | (used - kept))
 
 
+def _wrapped(start: str, between: str, parts: list[str]) -> list[str]:
+    """Returns lines that begin with `start`, each with as many parts as fit. A new last part moves no other."""
+    whole = between.join(part.replace(" ", "\0") for part in parts)
+    lines = textwrap.wrap(whole, 120 - len(start), break_long_words=False, break_on_hyphens=False)
+    return [start + line.replace("\0", " ").removesuffix(between.strip()) for line in lines]
+
+
 def text(m: Model) -> str:
     lines = []
     for struct in m.structs.values():
         lines.append(f"{struct.name}: {m.size(Type('struct', struct.name))} bytes")
-        end = 0
+        end, members = 0, []
         for member in struct.members:
             align, size = m.alignment(member.type), m.size(member.type)
             end = -(-end // align) * align
-            lines.append(f"  {end} +{size} {member.name}: {spell(member.type)}")
+            members.append(f"{end} +{size} {member.name}: {spell(member.type)}")
             end += size
+        lines += _wrapped("  ", "; ", members)
     lines += [f"{name} = {value}" for name, value in m.constants.items()]
     lines += [f"typedef {_declaration(f'(*{name})', callback)}" for name, callback in m.callbacks.items()]
     lines += [_declaration(name, function) for name, function in m.functions.items()]
-    lines += [f"experimental {name}" for name in experimental(m)]
+    lines += _wrapped("experimental ", " ", experimental(m))
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -84,14 +93,19 @@ def _entries(record: str) -> dict[tuple[str, str], str]:
     """Returns {(struct or other name, member or ""): its line}."""
     found, struct = {}, ""
     for line in record.splitlines():
-        if member := re.fullmatch(r"  \d+ \+\d+ (\w+): .*", line):
-            found[struct, member.group(1)] = line
+        if line.startswith("  "):
+            for part in line.strip().split("; "):
+                found[struct, part.split()[2].rstrip(":")] = part
         elif size := re.fullmatch(r"(\w+): \d+ bytes", line):
             struct = size.group(1)
             found[struct, ""] = line
         elif not line.startswith(("#", "experimental ")):
             found[re.sub(r"^(\w+) = .*|.*\b(sluice_\w+)\)?\(.*", r"\1\2", line), ""] = line
     return found
+
+
+def experimental_names(record: str) -> set[str]:
+    return set(" ".join(re.findall(r"^experimental (.*)$", record, re.M)).split())
 
 
 def breaks(before: str, after: str) -> list[str]:
@@ -101,12 +115,12 @@ def breaks(before: str, after: str) -> list[str]:
     were experimental in the release.
     """
     old, new = _entries(before), _entries(after)
-    free = set(re.findall(r"^experimental (\w+)$", before, re.M))
+    free = experimental_names(before)
     gone = []
     for key, line in old.items():
         if new.get(key) == line or key[0] in free or (key[1].startswith("reserved") and (key[0], "") in new):
             continue
         grown = key in new and (key[0], "struct_size") in old and re.search(r": (\d+) bytes$", line)
         if not grown or int(new[key].split()[1]) < int(grown.group(1)):
-            gone.append(f"{key[0]}: {line.strip()}" if key[1] else line)
+            gone.append(f"{key[0]}: {line}" if key[1] else line)
     return gone

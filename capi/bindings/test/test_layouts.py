@@ -30,8 +30,9 @@ def parsed(text):
         if match := re.fullmatch(r"(\w+): (\d+) bytes", line):
             struct = match.group(1)
             found[struct, ""] = (0, int(match.group(2)))
-        elif match := re.fullmatch(r"  (\d+) \+(\d+) (\w+)(?:: .*)?", line):
-            found[struct, match.group(3)] = (int(match.group(1)), int(match.group(2)))
+        elif line.startswith("  "):
+            for offset, size, member in re.findall(r"(\d+) \+(\d+) (\w+)(?:: [^;]*)?(?:; |$)", line):
+                found[struct, member] = (int(offset), int(size))
         elif match := re.fullmatch(r"(\w+) = (-?\d+)", line):
             found[match.group(1)] = int(match.group(2))
         elif not line.startswith(("#", "experimental ")) and not line.endswith(";"):

@@ -4,9 +4,13 @@
 / = /      { print "CONSTANT(" $1 ", " $3 ")"; next }
 / bytes$/  { owner = substr($1, 1, length($1) - 1); print "STRUCT(" owner ", " $2 ")"; next }
 /^  [0-9]/ {
-  name = substr($3, 1, length($3) - 1)
-  type = substr($0, index($0, ": ") + 2)
-  print "MEMBER(" owner ", " name ", " $1 ", " substr($2, 2) ", " type ")"
+  count = split(substr($0, 3), members, "; ")
+  for (i = 1; i <= count; ++i) {
+    split(members[i], words, " ")
+    name = substr(words[3], 1, length(words[3]) - 1)
+    type = substr(members[i], index(members[i], ": ") + 2)
+    print "MEMBER(" owner ", " name ", " words[1] ", " substr(words[2], 2) ", " type ")"
+  }
   next
 }
 { print "#error a line of abi.txt that is none of these: " $0 }

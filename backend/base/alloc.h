@@ -4,8 +4,7 @@
  * Blocks are 64-byte aligned (a recomputed product then has the same alignment and the same bits). Accounting uses the
  * requested bytes rounded up to 64. Thread-safe. The host's functions are called without a lock, because they may run a
  * garbage collection that frees Sluice's memory. */
-#ifndef SLUICE_BACKEND_BASE_ALLOC_H_
-#define SLUICE_BACKEND_BASE_ALLOC_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -59,5 +58,3 @@ void sluice_allocator_reset_peak(sluice_allocator_t* allocator);
 
 /* Returns the process-wide allocator for handles and small records that outlive a context. */
 sluice_allocator_t* sluice_process_allocator(void);
-
-#endif /* SLUICE_BACKEND_BASE_ALLOC_H_ */

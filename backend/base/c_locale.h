@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads and writes numbers in text with a decimal point in any locale: in half of the world's locales printf writes
  * 0,5, which is not JSON, and strtod stops at the point. */
-#ifndef SLUICE_BACKEND_BASE_C_LOCALE_H_
-#define SLUICE_BACKEND_BASE_C_LOCALE_H_
+#pragma once
 
 #include <locale.h>
 
@@ -22,5 +21,3 @@ static inline void sluice_c_locale_leave(sluice_c_locale_t locale) {
   uselocale(locale.before);
   freelocale(locale.c);
 }
-
-#endif /* SLUICE_BACKEND_BASE_C_LOCALE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks a caller's arguments. */
-#ifndef SLUICE_BACKEND_BASE_CHECK_H_
-#define SLUICE_BACKEND_BASE_CHECK_H_
+#pragma once
 
 #include "backend/base/status.h"
 
@@ -9,5 +8,3 @@
  * are only evaluated then. It does not return by itself: SLUICE_TRY(SLUICE_REQUIRE(...)). */
 #define SLUICE_REQUIRE(condition, ...) \
   ((condition) ? (sluice_status_t)SLUICE_OK : SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__))
-
-#endif /* SLUICE_BACKEND_BASE_CHECK_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Time: nanoseconds of CLOCK_MONOTONIC, CPU nanoseconds of this thread, and deadlines on condition variables. */
-#ifndef SLUICE_BACKEND_BASE_CLOCK_H_
-#define SLUICE_BACKEND_BASE_CLOCK_H_
+#pragma once
 
 #include <pthread.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ uint64_t sluice_thread_cpu_reading_ns(void);
 void sluice_cond_init(pthread_cond_t* cond);
 /* Waits until signalled or until sluice_now_ns() >= deadline_ns; returns 0, or ETIMEDOUT. May wake spuriously. */
 int sluice_cond_wait_until(pthread_cond_t* cond, pthread_mutex_t* mutex, uint64_t deadline_ns);
-
-#endif /* SLUICE_BACKEND_BASE_CLOCK_H_ */

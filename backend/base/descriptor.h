@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A file descriptor that forked children close. A file lock lasts until its last descriptor is closed, in whichever
  * process: a forked worker would hold it for its parent, which may have ended long ago. */
-#ifndef SLUICE_BACKEND_BASE_DESCRIPTOR_H_
-#define SLUICE_BACKEND_BASE_DESCRIPTOR_H_
+#pragma once
 
 /* Must not be moved between open and close. */
 typedef struct sluice_descriptor_s {
@@ -15,5 +14,3 @@ int sluice_descriptor_open(sluice_descriptor_t* descriptor, const char* path, in
 /* Releases its lock first, for children that have not closed their copies yet. Accepts one that is not open.
  * Thread-safe. */
 void sluice_descriptor_close(sluice_descriptor_t* descriptor);
-
-#endif /* SLUICE_BACKEND_BASE_DESCRIPTOR_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Element types: sizes, names, and the scalar conversions of bf16 and f16. */
-#ifndef SLUICE_BACKEND_BASE_DTYPE_H_
-#define SLUICE_BACKEND_BASE_DTYPE_H_
+#pragma once
 
 #include <string.h>
 
@@ -87,5 +86,3 @@ static inline uint16_t sluice_f32_to_f16(float f) {
   uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return (uint16_t)(sign | ((rounded - 0x38000000u) >> 13));
 }
-
-#endif /* SLUICE_BACKEND_BASE_DTYPE_H_ */

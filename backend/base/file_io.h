@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Complete reads and writes at an offset of a file. */
-#ifndef SLUICE_BACKEND_BASE_FILE_IO_H_
-#define SLUICE_BACKEND_BASE_FILE_IO_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -13,5 +12,3 @@ sluice_status_t sluice_file_read_at(int fd, const char* owner, const char* path,
                                     uint64_t bytes);
 sluice_status_t sluice_file_write_at(int fd, const char* owner, const char* path, uint64_t at, const void* data,
                                      uint64_t bytes);
-
-#endif /* SLUICE_BACKEND_BASE_FILE_IO_H_ */

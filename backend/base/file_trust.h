@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens files that the library reads back or loads, after a check of their owner and permissions. */
-#ifndef SLUICE_BACKEND_BASE_FILE_TRUST_H_
-#define SLUICE_BACKEND_BASE_FILE_TRUST_H_
+#pragma once
 
 /* Opens a regular file for reading and returns a descriptor, which the caller closes; -1 if there is none.
  * must_be_ours: also returns -1 for a symbolic link, or a file that users other than this one and root can change, and
@@ -11,5 +10,3 @@ int sluice_trusted_open(const char* path, int must_be_ours);
 
 /* Logs a warning if others can write a library that the user named by its path. Logs nothing if there is no file. */
 void sluice_warn_if_others_write(const char* path);
-
-#endif /* SLUICE_BACKEND_BASE_FILE_TRUST_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* FNV-1a, 64 bits, over bytes in memory order: the same on all ranks of a machine type, and the checksum of files. Not
  * secure against forgery. */
-#ifndef SLUICE_BACKEND_BASE_HASH_H_
-#define SLUICE_BACKEND_BASE_HASH_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ static inline uint64_t sluice_hash_bytes(uint64_t hash, const void* data, size_t
   }
   return hash;
 }
-
-#endif /* SLUICE_BACKEND_BASE_HASH_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A small reader of JSON into a tree, for machine profiles and decisions. Strings are UTF-8 and point into the caller's
  * text. Escapes, which names and values here never need, are an error with a message. */
-#ifndef SLUICE_BACKEND_BASE_JSON_H_
-#define SLUICE_BACKEND_BASE_JSON_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 
@@ -41,5 +40,3 @@ void sluice_json_free(sluice_json_tree_t* tree);
 int sluice_json_is_named(const sluice_json_t* node, const char* name);
 /* Returns the member, or NULL. Parsing rejects repeated names. */
 const sluice_json_t* sluice_json_member(const sluice_json_t* object, const char* name);
-
-#endif /* SLUICE_BACKEND_BASE_JSON_H_ */

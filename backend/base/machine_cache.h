@@ -4,8 +4,7 @@
  * A file contains its form and a key, one line each, and then a text, so a file of another version or machine, or a
  * damaged one, is recognised. Files are written under a temporary name and renamed: other processes never see a partial
  * file. */
-#ifndef SLUICE_BACKEND_BASE_MACHINE_CACHE_H_
-#define SLUICE_BACKEND_BASE_MACHINE_CACHE_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -31,5 +30,3 @@ int sluice_machine_cache_write(const char* path, const char* form, const char* k
 
 /* Writes the processor's name in /proc/cpuinfo; "unknown processor" if it has none. */
 void sluice_machine_cache_processor(char* out, size_t room);
-
-#endif /* SLUICE_BACKEND_BASE_MACHINE_CACHE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Arithmetic on sizes and times: int64_t without a suffix, uint64_t with _u64, int32_t with _i32. */
-#ifndef SLUICE_BACKEND_BASE_MATH_H_
-#define SLUICE_BACKEND_BASE_MATH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -22,5 +21,3 @@ static inline uint64_t sluice_round_up_u64(uint64_t whole, uint64_t piece) {
 
 /* UINT64_MAX, the deadline "never", is preserved. */
 static inline uint64_t sluice_add_saturating(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
-
-#endif /* SLUICE_BACKEND_BASE_MATH_H_ */

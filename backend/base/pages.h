@@ -3,8 +3,7 @@
  * been measured to be faster. On a dedicated machine they are several times faster; on a machine whose host reclaims
  * free memory they can take six times as long (pages_rates.h). So the first ranges are populated half with each kind
  * and timed (pages_measure.h). */
-#ifndef SLUICE_BACKEND_BASE_PAGES_H_
-#define SLUICE_BACKEND_BASE_PAGES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ void sluice_pages_advise_tensor(const sluice_tensor_t* tensor);
  * on; adjacent slices form one range. NULL lists are skipped. ahead: receives the fresh ranges; may be NULL. */
 void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
                                 sluice_pages_prefault_t* ahead);
-
-#endif /* SLUICE_BACKEND_BASE_PAGES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Caches the measured cost of fresh memory, so that a process starts with the measurements of earlier ones. */
-#ifndef SLUICE_BACKEND_BASE_PAGES_CACHE_H_
-#define SLUICE_BACKEND_BASE_PAGES_CACHE_H_
+#pragma once
 
 #include "backend/base/pages_rates.h"
 
@@ -10,5 +9,3 @@ void sluice_pages_cache_read(sluice_pages_rates_t* rates);
 
 /* Replaces the file. If it cannot be written, later processes measure again. */
 void sluice_pages_cache_write(const sluice_pages_rates_t* rates);
-
-#endif /* SLUICE_BACKEND_BASE_PAGES_CACHE_H_ */

@@ -2,8 +2,7 @@
 /* The cost of fresh memory in this process with small and with huge pages: measured as the first ranges are populated,
  * cached for this machine, and queried before later ranges. Never an error, and the contents of memory are unchanged.
  * Any thread. */
-#ifndef SLUICE_BACKEND_BASE_PAGES_MEASURE_H_
-#define SLUICE_BACKEND_BASE_PAGES_MEASURE_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -32,5 +31,3 @@ void sluice_pages_ask_huge(uintptr_t begin, uintptr_t end);
  * they wrote are not counted. Once it is set, populating stops after at most one piece, and nothing is recorded. NULL:
  * no other thread writes. */
 void sluice_pages_measure(const sluice_pages_range_t* range, const atomic_int* is_over);
-
-#endif /* SLUICE_BACKEND_BASE_PAGES_MEASURE_H_ */

@@ -4,8 +4,7 @@
  * the GEMMs that write them; these GEMMs come last, so most of the wait overlaps the earlier work. Afterwards hosts
  * reuse the memory, and there is nothing to do. Ranges that are due for a measurement (pages_measure.h) are measured on
  * this thread too, so that a first backward does not wait for that either. */
-#ifndef SLUICE_BACKEND_BASE_PAGES_PREFAULT_H_
-#define SLUICE_BACKEND_BASE_PAGES_PREFAULT_H_
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -43,5 +42,3 @@ void sluice_pages_prefault_start(sluice_pages_prefault_t* ahead);
 
 /* After this call the memory may be freed. Waits for one piece at most. */
 void sluice_pages_prefault_stop(sluice_pages_prefault_t* ahead);
-
-#endif /* SLUICE_BACKEND_BASE_PAGES_PREFAULT_H_ */

@@ -5,8 +5,7 @@
  * reclaims free memory from its guest takes whole huge pages; the guest then waits for each of them to be returned,
  * while small pages come from the memory that it still has. Which of the two happens depends on the size of a range, so
  * sizes are separate. Plain data without a clock or a lock. */
-#ifndef SLUICE_BACKEND_BASE_PAGES_RATES_H_
-#define SLUICE_BACKEND_BASE_PAGES_RATES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -42,5 +41,3 @@ void sluice_pages_add(sluice_pages_rate_t* rate, const double seconds_per_byte[S
 /* Returns 1 if huge pages were measured to be faster, by a tenth at least; 0 if they were not, or nothing has been
  * measured. */
 int sluice_pages_are_better_huge(const sluice_pages_rate_t* rate);
-
-#endif /* SLUICE_BACKEND_BASE_PAGES_RATES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks whether memory is populated, and populates it. */
-#ifndef SLUICE_BACKEND_BASE_PAGES_RESIDENT_H_
-#define SLUICE_BACKEND_BASE_PAGES_RESIDENT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -12,5 +11,3 @@ int sluice_pages_are_resident(uintptr_t begin, uintptr_t end);
 /* Populates whole pages. Their contents are unchanged, and other threads may write them at the same time. Returns 0 if
  * the system cannot (Linux before 5.14), or is out of memory: pages are then populated as they are written. */
 int sluice_pages_populate(uintptr_t begin, uintptr_t end);
-
-#endif /* SLUICE_BACKEND_BASE_PAGES_RESIDENT_H_ */

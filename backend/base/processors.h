@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The processors that this process may use: part of the keys of cached measurements. */
-#ifndef SLUICE_BACKEND_BASE_PROCESSORS_H_
-#define SLUICE_BACKEND_BASE_PROCESSORS_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@ void sluice_processors_describe(char* out, size_t room);
 
 /* Returns the limit in the `text` of a cpu.max, in cores; 0: no limit. */
 double sluice_processors_quota(const char* text);
-
-#endif /* SLUICE_BACKEND_BASE_PROCESSORS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A set of states of a fixed number of words, numbered in the order of insertion: for checkers that explore all
  * states. */
-#ifndef SLUICE_BACKEND_BASE_STATE_SET_H_
-#define SLUICE_BACKEND_BASE_STATE_SET_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 
@@ -23,5 +22,3 @@ sluice_status_t sluice_state_set_add(sluice_state_set_t* set, const uint64_t* st
 static inline const uint64_t* sluice_state_set_get(const sluice_state_set_t* set, int64_t number) {
   return set->states + number * set->words;
 }
-
-#endif /* SLUICE_BACKEND_BASE_STATE_SET_H_ */

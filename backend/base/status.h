@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Error handling inside Sluice: the place that detects an error records it once with SLUICE_FAIL, and all callers pass
  * the status on. The record is per thread; lanes hand theirs to the calling thread (error_capture / error_adopt). */
-#ifndef SLUICE_BACKEND_BASE_STATUS_H_
-#define SLUICE_BACKEND_BASE_STATUS_H_
+#pragma once
 
 #include "sluice/base.h"
 
@@ -29,5 +28,3 @@ sluice_status_t sluice_error_record(sluice_status_t status, int32_t rank, int32_
 /* Copies this thread's record out / makes a record this thread's. adopt returns info->status. */
 void sluice_error_capture(sluice_error_info_t* out_info);
 sluice_status_t sluice_error_adopt(const sluice_error_info_t* info);
-
-#endif /* SLUICE_BACKEND_BASE_STATUS_H_ */

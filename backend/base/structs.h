@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Initialises and reads the extensible structs of the ABI, whose first member is size_t struct_size. */
-#ifndef SLUICE_BACKEND_BASE_STRUCTS_H_
-#define SLUICE_BACKEND_BASE_STRUCTS_H_
+#pragma once
 
 #include "backend/base/status.h"
 
@@ -31,5 +30,3 @@ sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const 
  * ABI naming the struct. */
 sluice_status_t sluice_struct_check_size(const void* out, const char* name);
 void sluice_struct_give(void* out, const void* value, size_t value_size);
-
-#endif /* SLUICE_BACKEND_BASE_STRUCTS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checked access to a host's tensors. A public call checks each tensor once with sluice_tensor_check, naming it;
  * afterwards the other functions may trust it. */
-#ifndef SLUICE_BACKEND_BASE_TENSOR_H_
-#define SLUICE_BACKEND_BASE_TENSOR_H_
+#pragma once
 
 #include "backend/base/status.h"
 
@@ -38,5 +37,3 @@ static inline int sluice_is_matrix(const int64_t* shape, int64_t first, int64_t 
 
 /* Returns the product of the sizes. */
 int64_t sluice_tensor_elements(const sluice_tensor_t* tensor);
-
-#endif /* SLUICE_BACKEND_BASE_TENSOR_H_ */

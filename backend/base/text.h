@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Text in memory of a fixed size that also counts its full length, so that callers may first ask for the length. */
-#ifndef SLUICE_BACKEND_BASE_TEXT_H_
-#define SLUICE_BACKEND_BASE_TEXT_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ void sluice_text_add_number(sluice_text_t* text, double value);
 /* Reads a whole number from an environment variable. *out is not changed if the variable is unset or empty. Errors:
  * INVALID_ARGUMENT if the value is not a whole number in [least, most]; the message has the name, value and range. */
 sluice_status_t sluice_read_environment(const char* name, int32_t least, int32_t most, int32_t* out);
-
-#endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

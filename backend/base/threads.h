@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The caller's OpenMP threads, borrowed. Sluice does not link OpenMP: the runtime that the process already has is found
  * by name, so that there is never a second one. */
-#ifndef SLUICE_BACKEND_BASE_THREADS_H_
-#define SLUICE_BACKEND_BASE_THREADS_H_
+#pragma once
 
 /* All NULL: this process has no OpenMP, and one thread is used. */
 typedef struct sluice_threads_s {
@@ -27,5 +26,3 @@ void sluice_threads_forgo(void);
 /* Calls fn(data, index, count) on `count` <= wanted threads, index 0 .. count - 1; returns when all have finished. */
 void sluice_threads_run(const sluice_threads_t* pool, int wanted, void (*fn)(void* data, int index, int count),
                         void* data);
-
-#endif /* SLUICE_BACKEND_BASE_THREADS_H_ */

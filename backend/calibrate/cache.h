@@ -3,8 +3,7 @@
  *
  * One small file per key (backend/base/machine_cache.h). A file that cannot be used is measured again, with a log line.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_CACHE_H_
-#define SLUICE_BACKEND_CALIBRATE_CACHE_H_
+#pragma once
 
 #include "backend/base/machine_cache.h"
 #include "backend/calibrate/calibrate.h"
@@ -23,5 +22,3 @@ int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_
 int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluice_machine_t* out_machine);
 /* Creates the folder with access for this user only. A failure is logged (WARN) and otherwise ignored. 1: written. */
 int sluice_cache_write(const char* path, const char* key, const sluice_machine_t* machine);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_CACHE_H_ */

@@ -5,8 +5,7 @@
  * probe's time is the lower quartile of its rounds (noise only adds), and the maximum over ranks, so that all ranks get
  * the same machine. At least a tenth of the probes is held out of the curves and gives their error.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_
-#define SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_
+#pragma once
 
 #include "backend/calibrate/calibration.h"
 #include "backend/cost/machine.h"
@@ -23,5 +22,3 @@ sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibra
  * sluice_cache_path; "": no cache. refresh: always measure. Collective. Errors: as sluice_calibrate. */
 sluice_status_t sluice_calibrate_cached(sluice_context_t* context, const sluice_calibration_t* wanted,
                                         const char* folder, int32_t refresh, sluice_machine_t* out_machine);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_CALIBRATE_H_ */

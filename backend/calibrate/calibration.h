@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The settings of a calibration. */
-#ifndef SLUICE_BACKEND_CALIBRATE_CALIBRATION_H_
-#define SLUICE_BACKEND_CALIBRATE_CALIBRATION_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -10,5 +9,3 @@ typedef struct sluice_calibration_s {
   int32_t dtype;                     /* SLUICE_DTYPE_F32, _BF16 or _F16 */
   double seconds;                    /* approximate duration */
 } sluice_calibration_t;
-
-#endif /* SLUICE_BACKEND_CALIBRATE_CALIBRATION_H_ */

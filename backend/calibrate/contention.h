@@ -11,8 +11,7 @@
  *
  * Source: ours; MPMoE's alpha(y, x) is one number for all sizes.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_CONTENTION_H_
-#define SLUICE_BACKEND_CALIBRATE_CONTENTION_H_
+#pragma once
 
 #include "backend/cost/machine.h"
 
@@ -37,5 +36,3 @@ typedef struct sluice_contention_source_s {
  * about `seconds` and skips sizes that would take too long. Errors: those of the source. */
 sluice_status_t sluice_contention_measure(const sluice_contention_source_t* source, double seconds,
                                           sluice_machine_t* machine);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_CONTENTION_H_ */

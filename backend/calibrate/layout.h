@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The layout of ranks: a link between processes of one machine differs from one between machines. */
-#ifndef SLUICE_BACKEND_CALIBRATE_LAYOUT_H_
-#define SLUICE_BACKEND_CALIBRATE_LAYOUT_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 
@@ -13,5 +12,3 @@ sluice_status_t sluice_layout_describe(sluice_comm_t* comm, char out[SLUICE_LAYO
 
 /* The same for a rank that reports `host`: a number >= 0 that identifies the machine. */
 sluice_status_t sluice_layout_of(sluice_comm_t* comm, int64_t host, char out[SLUICE_LAYOUT_BYTES]);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_LAYOUT_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The passes that a calibration measures: few and many rows, in one chunk and in several, in rounds. Private to
  * backend/calibrate; passes_fit.c corrects a machine with them. */
-#ifndef SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_
-#define SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_
+#pragma once
 
 #include "backend/calibrate/pass_source.h"
 
@@ -30,5 +29,3 @@ typedef struct sluice_pass_samples_s {
  */
 sluice_status_t sluice_pass_samples_take(const sluice_passes_source_t* source, double seconds,
                                          sluice_pass_samples_t* out_samples);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The source of samples of whole passes: a machine (pass_probe.c), or a test. */
-#ifndef SLUICE_BACKEND_CALIBRATE_PASS_SOURCE_H_
-#define SLUICE_BACKEND_CALIBRATE_PASS_SOURCE_H_
+#pragma once
 
 #include "backend/cost/cost.h"
 
@@ -19,5 +18,3 @@ typedef struct sluice_passes_source_s {
 #define SLUICE_PASSES_FEW  32 /* tokens of each rank */
 #define SLUICE_PASSES_MANY 512
 #define SLUICE_PASSES_FULL 2048
-
-#endif /* SLUICE_BACKEND_CALIBRATE_PASS_SOURCE_H_ */

@@ -9,13 +9,10 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_
-#define SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_
+#pragma once
 
 #include "backend/calibrate/pass_source.h"
 
 /* Corrects GEMMs, pass_seconds and op_seconds of an otherwise measured machine; takes about `seconds` and skips passes
  * that would take too long. Errors: those of the source and of predictions. */
 sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* machine);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_ */

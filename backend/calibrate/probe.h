@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A probe of a calibration: one op at one size. Private to backend/calibrate. */
-#ifndef SLUICE_BACKEND_CALIBRATE_PROBE_H_
-#define SLUICE_BACKEND_CALIBRATE_PROBE_H_
+#pragma once
 
 #include "backend/calibrate/calibration.h"
 #include "backend/cost/machine.h"
@@ -95,5 +94,3 @@ sluice_status_t sluice_bench_contention(sluice_bench_t* bench, double seconds, s
 sluice_status_t sluice_bench_passes(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* Replaces each time by the maximum over all ranks. */
 sluice_status_t sluice_bench_longest(sluice_bench_t* bench, double* seconds, int32_t count);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_PROBE_H_ */

@@ -11,8 +11,7 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_CALIBRATE_TOKEN_BUCKET_H_
-#define SLUICE_BACKEND_CALIBRATE_TOKEN_BUCKET_H_
+#pragma once
 
 #include "backend/cost/machine.h"
 
@@ -34,5 +33,3 @@ sluice_status_t sluice_token_bucket_measure(const sluice_token_bucket_source_t* 
 /* Removes the bucket from the mean seconds of `repeats` consecutive exchanges after a pause: the time of one with an
  * empty bucket. */
 double sluice_token_bucket_undone(double seconds, int32_t repeats, double bucket);
-
-#endif /* SLUICE_BACKEND_CALIBRATE_TOKEN_BUCKET_H_ */

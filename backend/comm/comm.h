@@ -7,8 +7,7 @@
  *
  * Threads: start, wait and all_reduce are called by one thread at a time (comm-exclusive); abort from any thread. After
  * fork the child's handles are inert: the entries below return STATE, abort and destroy do nothing. */
-#ifndef SLUICE_BACKEND_COMM_COMM_H_
-#define SLUICE_BACKEND_COMM_COMM_H_
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -176,5 +175,3 @@ sluice_status_t sluice_comm_all_reduce_f32(sluice_comm_t* comm, void* data, int6
  * own dtype. out_sum: [count]; it does not overlap data, or data is packed into its end (both end at the same byte). */
 sluice_status_t sluice_comm_sum_f32(sluice_comm_t* comm, const void* data, int64_t count, int32_t dtype, float* out_sum,
                                     const char* phase);
-
-#endif /* SLUICE_BACKEND_COMM_COMM_H_ */

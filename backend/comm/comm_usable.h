@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks whether a communicator may still be used. Private to backend/comm. */
-#ifndef SLUICE_BACKEND_COMM_COMM_USABLE_H_
-#define SLUICE_BACKEND_COMM_COMM_USABLE_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 
@@ -15,5 +14,3 @@ void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status);
 sluice_status_t sluice_comm_fail_and_tell(sluice_comm_t* comm, sluice_status_t status);
 /* Aborts the communicator's endpoint, if there is one (messages_open.c). */
 void sluice_comm_abort_messages(sluice_comm_t* comm);
-
-#endif /* SLUICE_BACKEND_COMM_COMM_USABLE_H_ */

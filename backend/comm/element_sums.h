@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads elements of one dtype into sums and writes them back. Sums are floats, those of f64 are doubles. */
-#ifndef SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_
-#define SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ typedef struct sluice_element_sums_s {
 
 /* Supports f32, bf16, f16 and f64; NULL: another dtype. */
 const sluice_element_sums_t* sluice_element_sums_of(int32_t dtype);
-
-#endif /* SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_ */

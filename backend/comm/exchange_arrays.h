@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The four arrays of an exchange in one block of memory, and the slices of elements that ranks own. */
-#ifndef SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_
-#define SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_
+#pragma once
 
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
@@ -42,5 +41,3 @@ static inline sluice_slice_t sluice_slice_of(int64_t count, int32_t rank, int32_
   const int64_t each = count / world_size, more = count % world_size;
   return (sluice_slice_t){each * rank + sluice_min(rank, more), each + (rank < more)};
 }
-
-#endif /* SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_ */

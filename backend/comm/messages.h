@@ -39,8 +39,7 @@
  * Threads. send, receive, cancel, next, wait, release and abort: any thread, at the same time. If two threads wait,
  * each completion is returned to one of them. open and close: one thread, with no other call in progress. After fork
  * the child's endpoint is inert: calls return STATE; abort, release and close do nothing. */
-#ifndef SLUICE_BACKEND_COMM_MESSAGES_H_
-#define SLUICE_BACKEND_COMM_MESSAGES_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/comm/comm.h"
@@ -172,5 +171,3 @@ void sluice_messages_abort(sluice_messages_t* messages);
 
 /* Returns the number of requests, sends and receives, whose completion has not been taken. */
 int64_t sluice_messages_outstanding(const sluice_messages_t* messages);
-
-#endif /* SLUICE_BACKEND_COMM_MESSAGES_H_ */

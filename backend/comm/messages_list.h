@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Intrusive lists: an entry is removed in one step, wherever it is. Private to backend/comm. */
-#ifndef SLUICE_BACKEND_COMM_MESSAGES_LIST_H_
-#define SLUICE_BACKEND_COMM_MESSAGES_LIST_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -32,5 +31,3 @@ static inline void sluice_list_remove(sluice_link_t* link) {
 static inline sluice_link_t* sluice_list_first(const sluice_link_t* list) {
   return list->next != list ? list->next : NULL;
 }
-
-#endif /* SLUICE_BACKEND_COMM_MESSAGES_LIST_H_ */

@@ -6,8 +6,7 @@
  *   messages_arrivals.c  memory of arriving messages, and their matching
  *   messages_wait.c      completions, deadlines, stragglers
  *   messages_failure.c   failures, and what peers report about themselves */
-#ifndef SLUICE_BACKEND_COMM_MESSAGES_STATE_H_
-#define SLUICE_BACKEND_COMM_MESSAGES_STATE_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -101,5 +100,3 @@ void sluice_messages_recycle(sluice_messages_t* messages, sluice_message_operati
 /* Call when no other thread uses the endpoint. */
 void sluice_messages_free_arrivals(sluice_messages_t* messages);
 void sluice_messages_free_operations(sluice_messages_t* messages);
-
-#endif /* SLUICE_BACKEND_COMM_MESSAGES_STATE_H_ */

@@ -4,8 +4,7 @@
  *
  * Locks. The endpoint holds none of its locks when it calls a wire. A wire may hold its own lock when it calls `sent`;
  * when it calls any other function below, it holds none. */
-#ifndef SLUICE_BACKEND_COMM_MESSAGES_WIRE_H_
-#define SLUICE_BACKEND_COMM_MESSAGES_WIRE_H_
+#pragma once
 
 #include "backend/comm/messages.h"
 
@@ -88,5 +87,3 @@ void sluice_messages_fail(sluice_messages_t* messages, int32_t culprit);
 sluice_status_t sluice_messages_record_loss(const sluice_messages_t* messages, int32_t peer, int32_t native_error,
                                             const char* how);
 int sluice_messages_has_failed(sluice_messages_t* messages);
-
-#endif /* SLUICE_BACKEND_COMM_MESSAGES_WIRE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The requests of a communicator: at most two are in flight. A transport has an array of SLUICE_MAX_IN_FLIGHT structs
  * with a member is_used. */
-#ifndef SLUICE_BACKEND_COMM_REQUESTS_H_
-#define SLUICE_BACKEND_COMM_REQUESTS_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -12,5 +11,3 @@ enum { SLUICE_MAX_IN_FLIGHT = 2 };
 #define SLUICE_FREE_REQUEST(requests) \
   (!(requests)[0].is_used ? &(requests)[0] : !(requests)[1].is_used ? &(requests)[1] : NULL)
 #define SLUICE_REQUESTS_ARE_FREE(requests) (!(requests)[0].is_used && !(requests)[1].is_used)
-
-#endif /* SLUICE_BACKEND_COMM_REQUESTS_H_ */

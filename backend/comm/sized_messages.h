@@ -2,8 +2,7 @@
 /* Messages of known sizes between two ranks, ordered for each pair and direction, next to the exchanges: what MPI and
  * process groups provide. host/host_messages.h builds messages (messages.h) on them. This header includes nothing of
  * the library, because the MPI plugin does not link it. */
-#ifndef SLUICE_BACKEND_COMM_SIZED_MESSAGES_H_
-#define SLUICE_BACKEND_COMM_SIZED_MESSAGES_H_
+#pragma once
 
 #include "sluice/comm.h"
 
@@ -26,5 +25,3 @@ typedef struct sluice_sized_messages_s {
   /* is_clean: everything that was sent to or by this rank has been received. */
   void (*close)(void* endpoint, int32_t is_clean);
 } sluice_sized_messages_t;
-
-#endif /* SLUICE_BACKEND_COMM_SIZED_MESSAGES_H_ */

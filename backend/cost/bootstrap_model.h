@@ -12,8 +12,7 @@
  * Source: MPMoE's phases in the order of our schedule, in which all arrivals precede all returns; linear growth of
  * lanes in n follows from "alpha + beta * bytes" for exchanges, and from GEMMs whose seconds are linear in rows.
  */
-#ifndef SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_
-#define SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -44,5 +43,3 @@ typedef struct sluice_bootstrap_work_s {
 /* Predicted time of a pass of `num_chunks`, from points [count >= 1] in ascending n, in their unit. */
 double sluice_bootstrap_pass(const sluice_bootstrap_point_t* points, int32_t count, int32_t direction,
                              const sluice_bootstrap_work_t* work, int32_t num_chunks);
-
-#endif /* SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The closed forms of the papers, as named second opinions next to the predictor. Seconds; n >= 1. */
-#ifndef SLUICE_BACKEND_COST_CLOSED_FORMS_H_
-#define SLUICE_BACKEND_COST_CLOSED_FORMS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -39,5 +38,3 @@ double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times
  * [Table II].
  */
 double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);
-
-#endif /* SLUICE_BACKEND_COST_CLOSED_FORMS_H_ */

@@ -4,8 +4,7 @@
  *
  * The timed rank is the fullest: it receives skew times the rows of balanced routing, and the others wait for it.
  */
-#ifndef SLUICE_BACKEND_COST_COST_H_
-#define SLUICE_BACKEND_COST_COST_H_
+#pragma once
 
 #include "backend/cost/closed_forms.h"
 #include "backend/cost/machine.h"
@@ -113,5 +112,3 @@ sluice_status_t sluice_predict_pass(const sluice_machine_t* machine, const sluic
 /* Forward and backward of one training step. Errors: those of sluice_predict and of the template. */
 sluice_status_t sluice_predict_step(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                     const sluice_choice_t* choice, sluice_step_prediction_t* out_prediction);
-
-#endif /* SLUICE_BACKEND_COST_COST_H_ */

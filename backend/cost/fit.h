@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Fits curves to noisy measurements. */
-#ifndef SLUICE_BACKEND_COST_FIT_H_
-#define SLUICE_BACKEND_COST_FIT_H_
+#pragma once
 
 #include "backend/cost/machine.h"
 
@@ -15,5 +14,3 @@ void sluice_make_rising(double* y, int32_t count);
 /* exchange_skew_gain of a machine with its exchange and world_size, if an exchange of the given bytes that only one
  * rank receives takes `seconds`. */
 double sluice_fit_skew_gain(const sluice_machine_t* machine, double bytes, double seconds);
-
-#endif /* SLUICE_BACKEND_COST_FIT_H_ */

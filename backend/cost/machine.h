@@ -8,8 +8,7 @@
  * Ours: costs of single ops are piecewise linear in size. MPipeMoE and MPMoE use one constant rate each for
  * computation, communication and copies, which misses that GEMMs are slower for few rows.
  */
-#ifndef SLUICE_BACKEND_COST_MACHINE_H_
-#define SLUICE_BACKEND_COST_MACHINE_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
@@ -134,5 +133,3 @@ extern const char* const sluice_lane_names[SLUICE_NUM_LANES];
 extern const char* const sluice_machine_dtype_names[SLUICE_MACHINE_DTYPES];
 extern const char* const sluice_form_names[SLUICE_FORM_COUNT];
 extern const char* const sluice_provenance_names[3];
-
-#endif /* SLUICE_BACKEND_COST_MACHINE_H_ */

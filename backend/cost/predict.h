@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Predicts the time of a schedule: the real template, walked on the sim device. */
-#ifndef SLUICE_BACKEND_COST_PREDICT_H_
-#define SLUICE_BACKEND_COST_PREDICT_H_
+#pragma once
 
 #include "backend/device/sim/sim_device.h"
 #include "backend/schedule/schedule.h"
@@ -36,5 +35,3 @@ typedef struct sluice_prediction_s {
 sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_op_costs_t* costs,
                                sluice_allocator_t* allocator, sluice_prediction_t* out_prediction, double* out_begin,
                                double* out_end);
-
-#endif /* SLUICE_BACKEND_COST_PREDICT_H_ */

@@ -7,8 +7,7 @@
  *
  * Ours: observations correct the model.
  */
-#ifndef SLUICE_BACKEND_COST_REFINED_MACHINE_H_
-#define SLUICE_BACKEND_COST_REFINED_MACHINE_H_
+#pragma once
 
 #include "backend/cost/cost.h"
 
@@ -34,5 +33,3 @@ void sluice_timed_passes_add(sluice_timed_passes_t* passes, const sluice_timed_p
  */
 sluice_status_t sluice_machine_refine(const sluice_timed_passes_t* passes, const sluice_machine_t* machine,
                                       sluice_machine_t* out_machine);
-
-#endif /* SLUICE_BACKEND_COST_REFINED_MACHINE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Adam on a device whose memory the host cannot access: the rules of backend/optim/adam.h, with the same bits. Work is
  * enqueued on `stream` and is stream-complete. All pointers are device memory. */
-#ifndef SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_
-#define SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -46,5 +45,3 @@ typedef struct sluice_device_adam_kernels_s {
                            int64_t count, float* out);
   sluice_status_t (*update)(struct sluice_device_s* device, sluice_stream_t stream, const sluice_device_adam_t* adam);
 } sluice_device_adam_kernels_t;
-
-#endif /* SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_ */

@@ -10,8 +10,7 @@
  * (exchanges, so that ranks stay in step), until one of those fails too; skipped jobs still fire their events.
  *
  * Threads: begin, submit and join are called by one thread at a time (context-exclusive). */
-#ifndef SLUICE_BACKEND_DEVICE_DEVICE_H_
-#define SLUICE_BACKEND_DEVICE_DEVICE_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
@@ -72,5 +71,3 @@ struct sluice_device_s {
 
 /* out_device: new, release with device->vtable->destroy. Threads are created with the first job of another lane. */
 sluice_status_t sluice_cpu_device_create(sluice_allocator_t* allocator, sluice_device_t** out_device);
-
-#endif /* SLUICE_BACKEND_DEVICE_DEVICE_H_ */

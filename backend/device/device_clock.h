@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Times of passes and their ops on a device with its own memory, on which the host only enqueues work. */
-#ifndef SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
-#define SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/context.h"
@@ -25,5 +24,3 @@ typedef struct sluice_device_clock_s {
   void (*time_ops)(struct sluice_device_s* device, int32_t wanted);
   int32_t (*op_times)(struct sluice_device_s* device, int32_t num_ops, uint64_t* begin_ns, uint64_t* end_ns);
 } sluice_device_clock_t;
-
-#endif /* SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_ */

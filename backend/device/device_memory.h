@@ -2,8 +2,7 @@
 /* The memory of a device that the host cannot access: opening calls, copies, blocks. Work is enqueued on `stream`, the
  * host's or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE if stated below, NO_MEMORY,
  * EXTERNAL. */
-#ifndef SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
-#define SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
@@ -51,5 +50,3 @@ typedef struct sluice_device_memory_s {
   const struct sluice_device_clock_s* clock;       /* device_clock.h */
   const struct sluice_device_adam_kernels_s* adam; /* adam_kernels.h */
 } sluice_device_memory_t;
-
-#endif /* SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_ */

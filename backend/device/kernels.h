@@ -10,8 +10,7 @@
  * by halves, in an order that all versions keep. dot_rows has 32 of them, element j in partial j mod 32; dweight has
  * 256, column h in partial h mod 256, so that a GPU lane can sum eight adjacent columns. NaN and infinities
  * propagate. */
-#ifndef SLUICE_BACKEND_DEVICE_KERNELS_H_
-#define SLUICE_BACKEND_DEVICE_KERNELS_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/moe.h"
@@ -159,5 +158,3 @@ typedef struct sluice_kernels_s {
 /* The plain versions that follow the equations, and the vectorised ones that are compared with them. */
 const sluice_kernels_t* sluice_cpu_kernels_ref(void);
 const sluice_kernels_t* sluice_cpu_kernels(void);
-
-#endif /* SLUICE_BACKEND_DEVICE_KERNELS_H_ */

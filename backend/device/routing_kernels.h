@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Kernels that order the routes of a layer, and number and place its token copies (moe/routing/token_copies.h), in the
  * memory of a device that the host cannot access. Work is enqueued on `stream` and is stream-complete. */
-#ifndef SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_
-#define SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "backend/device/kernels.h"
@@ -107,5 +106,3 @@ typedef struct sluice_routing_kernels_s {
   sluice_status_t (*place_token_copies)(struct sluice_device_s* device, sluice_stream_t stream,
                                         const sluice_device_arrivals_t* arrivals);
 } sluice_routing_kernels_t;
-
-#endif /* SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_ */

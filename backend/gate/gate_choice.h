@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* From one token's logits to its scores and choices: what forward and backward of the gate share. */
-#ifndef SLUICE_BACKEND_GATE_GATE_CHOICE_H_
-#define SLUICE_BACKEND_GATE_GATE_CHOICE_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "sluice/gate.h"
@@ -32,5 +31,3 @@ void sluice_gate_room_destroy(sluice_gate_room_t* room);
  * number; ties go to the lower id, so that a row of NaN chooses 0, 1, ... */
 void sluice_gate_choose(const sluice_gate_config_t* config, const float* scores, const float* bias, int64_t bias_stride,
                         sluice_gate_room_t* room, int32_t* ids);
-
-#endif /* SLUICE_BACKEND_GATE_GATE_CHOICE_H_ */

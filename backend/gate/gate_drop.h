@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which routes an expert keeps when more than its capacity choose it. */
-#ifndef SLUICE_BACKEND_GATE_GATE_DROP_H_
-#define SLUICE_BACKEND_GATE_GATE_DROP_H_
+#pragma once
 
 #include "backend/gate/gate_choice.h"
 
@@ -24,5 +23,3 @@ void sluice_gate_drop_offer(sluice_gate_drop_t* drop, int64_t t, int64_t k, int3
 /* Decides about all of them. counts[e]: routes that chose e. */
 void sluice_gate_drop_decide(sluice_gate_drop_t* drop, const int64_t* counts);
 int sluice_gate_drop_keeps(const sluice_gate_drop_t* drop, int64_t t, int64_t k);
-
-#endif /* SLUICE_BACKEND_GATE_GATE_DROP_H_ */

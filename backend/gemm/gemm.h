@@ -11,8 +11,7 @@
  * backend/gemm/<name>/. Threads: one thread at a time uses a gemm (the compute lane); it may use the caller's OpenMP
  * pool.
  */
-#ifndef SLUICE_BACKEND_GEMM_GEMM_H_
-#define SLUICE_BACKEND_GEMM_GEMM_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
@@ -117,5 +116,3 @@ sluice_status_t sluice_gemm_native_create(sluice_allocator_t* allocator, sluice_
 sluice_status_t sluice_gemm_blas_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_host_create(sluice_host_gemm_fn_t fn, void* user, sluice_allocator_t* allocator,
                                         sluice_gemm_t** out_gemm);
-
-#endif /* SLUICE_BACKEND_GEMM_GEMM_H_ */

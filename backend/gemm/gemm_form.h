@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Converts GEMMs to the form of BLAS-like libraries: row-major matrices with a leading dimension, A and B optionally
  * transposed. Internal to backend/gemm. */
-#ifndef SLUICE_BACKEND_GEMM_GEMM_FORM_H_
-#define SLUICE_BACKEND_GEMM_GEMM_FORM_H_
+#pragma once
 
 #include <string.h>
 
@@ -86,5 +85,3 @@ static inline int sluice_gemm_form_is_trivial(const sluice_gemm_form_t* form, in
   }
   return 1;
 }
-
-#endif /* SLUICE_BACKEND_GEMM_GEMM_FORM_H_ */

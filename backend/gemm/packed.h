@@ -9,8 +9,7 @@
  * with one rounding of the product, and one more if the type is narrower than f32. transformers computes the same
  * values when it loads such a checkpoint. The functions here are the definition; "native" has its own decoder, which
  * returns the same bits. */
-#ifndef SLUICE_BACKEND_GEMM_PACKED_H_
-#define SLUICE_BACKEND_GEMM_PACKED_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/weights.h"
@@ -92,5 +91,3 @@ sluice_status_t sluice_packed_check_shape(int32_t format, int32_t block_cols, in
 /* INVALID_ARGUMENT naming `what`, row and column, if a code or scale of W [rows, cols] is NaN or infinite. */
 sluice_status_t sluice_packed_check_values(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t rows,
                                            int64_t cols, const char* what);
-
-#endif /* SLUICE_BACKEND_GEMM_PACKED_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Records that all ranks give each other, one each, before they do something together: compared field by field by a
  * table, or with a refusal instead. Knows no communicator: sluice_comm_agree gathers records. */
-#ifndef SLUICE_BACKEND_GROUP_RECORDS_H_
-#define SLUICE_BACKEND_GROUP_RECORDS_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -74,5 +73,3 @@ sluice_status_t sluice_records_compare(const sluice_records_t* records, const sl
                                        int32_t num_fields);
 
 #define SLUICE_NUM_FIELDS(fields) ((int32_t)(sizeof(fields) / sizeof((fields)[0])))
-
-#endif /* SLUICE_BACKEND_GROUP_RECORDS_H_ */

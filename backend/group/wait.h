@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One wait for other ranks, in slices: until its deadline, with warnings, and with a note to the others of whom this
  * rank waits for. */
-#ifndef SLUICE_BACKEND_GROUP_WAIT_H_
-#define SLUICE_BACKEND_GROUP_WAIT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ void sluice_wait_warn(sluice_wait_t* wait, uint64_t now_ns, int32_t rank, int32_
  * says it waits for, -1 where that one is at work. */
 int32_t sluice_wait_find_straggler(int32_t missing, int32_t world_size,
                                    int32_t (*waits_for)(const void* user, int32_t rank), const void* user);
-
-#endif /* SLUICE_BACKEND_GROUP_WAIT_H_ */

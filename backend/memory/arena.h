@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A bump allocator for the temporaries of a pass. All passes of a context share its block, so L layers need one set of
  * slots. The block is kept between passes, because touching fresh pages is slower than copying (2 against 8 GB/s). */
-#ifndef SLUICE_BACKEND_MEMORY_ARENA_H_
-#define SLUICE_BACKEND_MEMORY_ARENA_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 
@@ -34,5 +33,3 @@ sluice_status_t sluice_arena_reset(sluice_arena_t* arena, uint64_t bytes, const 
 sluice_status_t sluice_arena_reserve(sluice_arena_t* arena, uint64_t bytes, const char* what);
 /* Returns 64-byte aligned memory. The sum of all takes, each aligned up, must not exceed the bytes of the reset. */
 void* sluice_arena_take(sluice_arena_t* arena, uint64_t bytes);
-
-#endif /* SLUICE_BACKEND_MEMORY_ARENA_H_ */

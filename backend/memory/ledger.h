@@ -3,8 +3,7 @@
  * a forward are counted until its saved buffer is freed. (The allocator counts bytes too, but not by purpose.)
  *
  * Thread-safe, because a host frees buffers from any thread. Lines are in process memory, outside any budget. */
-#ifndef SLUICE_BACKEND_MEMORY_LEDGER_H_
-#define SLUICE_BACKEND_MEMORY_LEDGER_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -47,5 +46,3 @@ void sluice_ledger_remove(sluice_ledger_t* ledger, const void* data);
 sluice_ledger_sums_t sluice_ledger_sums(sluice_ledger_t* ledger);
 /* Returns the maximum of sums.steps since the last reset; reset != 0: resets it to the present number. */
 uint64_t sluice_ledger_most_steps(sluice_ledger_t* ledger, int reset);
-
-#endif /* SLUICE_BACKEND_MEMORY_LEDGER_H_ */

@@ -4,8 +4,7 @@
  *
  * A pool has at most as many blocks as were held at one time: a block that is too small is replaced. Idle blocks count
  * as allocated, and an allocator that reaches its limit frees them first (sluice_pool_reclaim). Thread-safe. */
-#ifndef SLUICE_BACKEND_MEMORY_POOL_H_
-#define SLUICE_BACKEND_MEMORY_POOL_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -38,5 +37,3 @@ void sluice_pool_reclaim(sluice_pool_t* pool);
 
 uint64_t sluice_pool_idle_bytes(sluice_pool_t* pool);
 uint64_t sluice_pool_num_allocations(sluice_pool_t* pool);
-
-#endif /* SLUICE_BACKEND_MEMORY_POOL_H_ */

@@ -4,8 +4,7 @@
  *
  * For each place the checker knows the parts that must move together, the expert of each part, and the number of
  * updates of each part. */
-#ifndef SLUICE_BACKEND_MIGRATION_CHECK_H_
-#define SLUICE_BACKEND_MIGRATION_CHECK_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/migration/protocol.h"
@@ -49,5 +48,3 @@ void sluice_move_check_options_init(sluice_move_check_options_t* options);
  * states visited. Errors: INVALID_ARGUMENT, NO_MEMORY, OVER_BUDGET (more than max_states). */
 sluice_status_t sluice_move_check(const sluice_move_check_options_t* options, sluice_allocator_t* allocator,
                                   int32_t* out_fault, int32_t* out_rank, int64_t* out_states);
-
-#endif /* SLUICE_BACKEND_MIGRATION_CHECK_H_ */

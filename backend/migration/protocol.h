@@ -16,8 +16,7 @@
  * committed, all commit; else all commit if all have agreed; else all abort.
  *
  * Source: three-phase commit and its termination rule (Skeen, SIGMOD 1981), without a coordinator. */
-#ifndef SLUICE_BACKEND_MIGRATION_PROTOCOL_H_
-#define SLUICE_BACKEND_MIGRATION_PROTOCOL_H_
+#pragma once
 
 #include "sluice/migration.h"
 
@@ -60,5 +59,3 @@ const sluice_move_rule_t* sluice_move_find_rule(const sluice_move_rule_t* rules,
 /* Returns the epoch of all remaining ranks. most_in_force: maximum of their epochs in force; least_agreed: minimum over
  * ranks of the epoch that an undecided rank has agreed to, or else its epoch in force. */
 uint64_t sluice_move_settled_epoch(uint64_t most_in_force, uint64_t least_agreed);
-
-#endif /* SLUICE_BACKEND_MIGRATION_PROTOCOL_H_ */

@@ -2,8 +2,7 @@
 /* The candidates for the number of chunks n. Predictions cost no step, so with them the search during training
  * considers each n from 1 to SLUICE_MOST_CHOSEN_CHUNKS. Plans under a budget, and races without predictions, use a
  * short list. */
-#ifndef SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
-#define SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ extern const int32_t sluice_chunk_counts[SLUICE_NUM_CHUNK_COUNTS];
 
 /* In grouped exchanges the combine of chunk i and the dispatch of chunk i + SLUICE_GROUPED_CHUNKS form a group. */
 #define SLUICE_GROUPED_CHUNKS 2
-
-#endif /* SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_ */

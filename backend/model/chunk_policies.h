@@ -3,8 +3,7 @@
  *
  * A tensor whose chunks differ has the policy SLUICE_RESTORE_BY_CHUNK and a list. If all chunks of both tensors have
  * the same policy there are no lists. */
-#ifndef SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_
-#define SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -42,5 +41,3 @@ static inline int32_t sluice_count_policy(const uint8_t* list, int32_t num_chunk
 sluice_status_t sluice_chunk_policies_read(const char* what, int32_t num_chunks, int32_t callback, const int32_t* di,
                                            const int32_t* m, int32_t* inout_di, int32_t* inout_m,
                                            sluice_chunk_policies_t* out);
-
-#endif /* SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_ */

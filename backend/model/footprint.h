@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* MPipeMoE equations 1 to 6: the device memory of one layer, in elements. */
-#ifndef SLUICE_BACKEND_MODEL_FOOTPRINT_H_
-#define SLUICE_BACKEND_MODEL_FOOTPRINT_H_
+#pragma once
 
 #include "sluice/plan.h"
 
@@ -9,5 +8,3 @@
  * member. */
 void sluice_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts, int32_t num_chunks,
                       sluice_paper_footprint_t* out);
-
-#endif /* SLUICE_BACKEND_MODEL_FOOTPRINT_H_ */

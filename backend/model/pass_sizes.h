@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Bytes that a pass holds, from a layer's shape alone: rows of its tensors, scratch, sums of weight gradients. Plans
  * and allocations both use these functions. */
-#ifndef SLUICE_BACKEND_MODEL_PASS_SIZES_H_
-#define SLUICE_BACKEND_MODEL_PASS_SIZES_H_
+#pragma once
 
 #include "backend/model/shape.h"
 #include "backend/model/tensors.h"
@@ -76,5 +75,3 @@ uint64_t sluice_weight_sum_most(const sluice_shape_t* shape, int32_t wgrad_mode,
  * that restore the same tensors. */
 int32_t sluice_leanest_wgrad_mode(const sluice_shape_t* shape, int restores_input, int restores_pre_activation,
                                   int32_t num_chunks, int64_t rows);
-
-#endif /* SLUICE_BACKEND_MODEL_PASS_SIZES_H_ */

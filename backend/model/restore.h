@@ -10,8 +10,7 @@
  *   host_rows    forward: copy_out; backward: copy_in
  *   exchanges    backward: redispatch (with several ranks), then unpack
  *   gemms        backward: recompute, or the host's expert once more */
-#ifndef SLUICE_BACKEND_MODEL_RESTORE_H_
-#define SLUICE_BACKEND_MODEL_RESTORE_H_
+#pragma once
 
 #include "backend/model/tensors.h"
 #include "sluice/moe.h"
@@ -93,5 +92,3 @@ typedef struct sluice_restore_set_s {
 extern const sluice_restore_set_t sluice_restore_sets[SLUICE_NUM_RESTORE_SETS];
 /* NULL: the pair has no name. */
 const char* sluice_restore_set_name(int32_t restore_input, int32_t restore_pre_activation);
-
-#endif /* SLUICE_BACKEND_MODEL_RESTORE_H_ */

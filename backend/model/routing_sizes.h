@@ -2,8 +2,7 @@
 /* Bytes of routing, from a layer's shape and counts: orders and offsets of a pass, their saved form, token copies of a
  * deduplicated layer, and with device memory the part in its memory. Plans and the allocations of backend/moe use the
  * same functions. */
-#ifndef SLUICE_BACKEND_MODEL_ROUTING_SIZES_H_
-#define SLUICE_BACKEND_MODEL_ROUTING_SIZES_H_
+#pragma once
 
 #include "backend/model/shape.h"
 
@@ -95,5 +94,3 @@ uint64_t sluice_node_copies_on_device_bytes(const sluice_shape_t* shape, int64_t
 uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows);
 uint64_t sluice_token_copies_on_device_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t arriving,
                                              int64_t rows);
-
-#endif /* SLUICE_BACKEND_MODEL_ROUTING_SIZES_H_ */

@@ -4,8 +4,7 @@
  *
  * A shape is written when its layer is made (sluice_shape_init). Only the numbers of experts change, when a placement
  * with other numbers replaces the present one (sluice_shape_set_experts). */
-#ifndef SLUICE_BACKEND_MODEL_SHAPE_H_
-#define SLUICE_BACKEND_MODEL_SHAPE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -126,5 +125,3 @@ int sluice_shape_chunks_by_experts(const sluice_shape_t* shape, int32_t num_chun
 
 /* Token copies divided by routes if routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */
 double sluice_token_copies_share(int32_t num_experts, int32_t world_size, int32_t top_k);
-
-#endif /* SLUICE_BACKEND_MODEL_SHAPE_H_ */

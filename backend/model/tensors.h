@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tensors of a layer's passes: ops read and write them, plans count them, restore policies are for them. */
-#ifndef SLUICE_BACKEND_MODEL_TENSORS_H_
-#define SLUICE_BACKEND_MODEL_TENSORS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -44,5 +43,3 @@ extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
 
 /* The tensor of each saved buffer; META has none: -1. */
 extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
-
-#endif /* SLUICE_BACKEND_MODEL_TENSORS_H_ */

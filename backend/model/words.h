@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The names of config values in messages: "silu", not 4. One function for each enum, and "unknown" for other numbers;
  * sluice_dtype_name and sluice_restore_name do the same for theirs. */
-#ifndef SLUICE_BACKEND_MODEL_WORDS_H_
-#define SLUICE_BACKEND_MODEL_WORDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ const char* sluice_deduplicate_word(int64_t deduplicate);
 const char* sluice_wire_word(int64_t wire_dtype);
 const char* sluice_weights_word(int64_t weight_format);
 const char* sluice_restore_word(int64_t policy); /* of a config, which may be open */
-
-#endif /* SLUICE_BACKEND_MODEL_WORDS_H_ */

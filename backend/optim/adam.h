@@ -21,8 +21,7 @@
  *
  * Multiplications are fused with additions only where the loops say so, and roots and quotients are rounded to nearest.
  * Therefore every instruction set gives the same bits. */
-#ifndef SLUICE_BACKEND_OPTIM_ADAM_H_
-#define SLUICE_BACKEND_OPTIM_ADAM_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -94,5 +93,3 @@ const sluice_adam_kernels_t* sluice_adam_avx2(void);
 const sluice_adam_kernels_t* sluice_adam_avx512(void);
 /* Returns the widest instruction set that this processor has. */
 const sluice_adam_kernels_t* sluice_adam_dispatch(void);
-
-#endif /* SLUICE_BACKEND_OPTIM_ADAM_H_ */

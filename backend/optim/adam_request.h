@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The arguments of a step: tensors in groups, and the settings that all groups share. Plain data. */
-#ifndef SLUICE_BACKEND_OPTIM_ADAM_REQUEST_H_
-#define SLUICE_BACKEND_OPTIM_ADAM_REQUEST_H_
+#pragma once
 
 #include "backend/base/threads.h"
 #include "backend/optim/adam.h"
@@ -22,5 +21,3 @@ typedef struct sluice_adam_step_s {
   const sluice_adam_kernels_t* kernels;
   const sluice_threads_t* threads;
 } sluice_adam_step_t;
-
-#endif /* SLUICE_BACKEND_OPTIM_ADAM_REQUEST_H_ */

@@ -3,8 +3,7 @@
  *
  * The step scans all gradients before it changes parameters. If any gradient is infinite or NaN, every parameter,
  * master and moment keeps its bytes; the caller then does not advance its step numbers either. */
-#ifndef SLUICE_BACKEND_OPTIM_ADAM_STEP_H_
-#define SLUICE_BACKEND_OPTIM_ADAM_STEP_H_
+#pragma once
 
 #include "backend/optim/adam_request.h"
 
@@ -29,5 +28,3 @@ sluice_status_t sluice_adam_check_step(const sluice_adam_step_t* step);
 
 /* Runs a step. Errors: INVALID_ARGUMENT naming the group, the tensor and the number; then nothing was changed. */
 sluice_status_t sluice_adam_step(const sluice_adam_step_t* step, sluice_adam_outcome_t* out_outcome);
-
-#endif /* SLUICE_BACKEND_OPTIM_ADAM_STEP_H_ */

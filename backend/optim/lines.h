@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tensors of a step as lines of elements. A line is consecutive groups whose gradients are summed over the same
  * ranks. */
-#ifndef SLUICE_BACKEND_OPTIM_LINES_H_
-#define SLUICE_BACKEND_OPTIM_LINES_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/optim/adam_request.h"
@@ -46,5 +45,3 @@ sluice_line_run_t sluice_lines_run(const sluice_lines_t* lines, int64_t at, int6
 sluice_line_run_t sluice_lines_piece(const sluice_lines_t* lines, int64_t piece);
 /* Returns the number of pieces that end at or before element `at`. */
 int64_t sluice_lines_pieces_before(const sluice_lines_t* lines, int64_t at);
-
-#endif /* SLUICE_BACKEND_OPTIM_LINES_H_ */

@@ -4,8 +4,7 @@
  * Refused are: a field out of range, a spec that the policy does not support, an order that lacks an op, has one twice
  * or cannot run under the limits, bytes beyond a stage's limit. The first refusal is reported and nothing is built.
  * Setup-only: one thread per call, any number of calls. */
-#ifndef SLUICE_BACKEND_PIPELINE_BUILD_H_
-#define SLUICE_BACKEND_PIPELINE_BUILD_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -14,5 +13,3 @@
  * OVER_BUDGET (byte_limit), NO_MEMORY, INTERNAL (an invalid order of a policy). */
 sluice_status_t sluice_pipeline_program_build(const sluice_pipeline_spec_t* spec, sluice_allocator_t* allocator,
                                               sluice_pipeline_program_t** out_program);
-
-#endif /* SLUICE_BACKEND_PIPELINE_BUILD_H_ */

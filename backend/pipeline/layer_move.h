@@ -18,8 +18,7 @@
  *
  * Hosts call these functions (sluice_layer_move_*), and so does the checker, which tries every order of events
  * (test/layer_move_test.c). Pure. Source: vPipe (TPDS 2022), whose live migration this reconstructs. */
-#ifndef SLUICE_BACKEND_PIPELINE_LAYER_MOVE_H_
-#define SLUICE_BACKEND_PIPELINE_LAYER_MOVE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -49,5 +48,3 @@ int sluice_live_is_final(const sluice_layer_move_t* live);
 uint64_t sluice_live_activation_word(int ran);
 /* Returns the word of a gradient of the lower stage. */
 uint64_t sluice_live_gradient_word(const sluice_layer_move_t* live);
-
-#endif /* SLUICE_BACKEND_PIPELINE_LAYER_MOVE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Derives the needs of ops from the slots that they touch. Private to backend/pipeline. */
-#ifndef SLUICE_BACKEND_PIPELINE_NEEDS_H_
-#define SLUICE_BACKEND_PIPELINE_NEEDS_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -12,5 +11,3 @@ sluice_status_t sluice_pipeline_derive_needs(sluice_pipeline_program_t* program,
                                              sluice_allocator_t* allocator);
 /* Returns a sufficient capacity. */
 int32_t sluice_pipeline_max_needs(int32_t num_ops);
-
-#endif /* SLUICE_BACKEND_PIPELINE_NEEDS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops of a stage, and the tensors that each op reads and writes. Used by both the builder and the checker. */
-#ifndef SLUICE_BACKEND_PIPELINE_OPS_H_
-#define SLUICE_BACKEND_PIPELINE_OPS_H_
+#pragma once
 
 #include "backend/pipeline/spec.h"
 
@@ -79,5 +78,3 @@ typedef struct sluice_stage_accesses_s {
  * is read in place. FLUSH: none; it waits for every other op of its stage. */
 sluice_stage_accesses_t sluice_stage_op_accesses(const sluice_pipeline_spec_t* spec, int32_t kind,
                                                  int32_t virtual_stage);
-
-#endif /* SLUICE_BACKEND_PIPELINE_OPS_H_ */

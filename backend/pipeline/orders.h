@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The orders of a policy for all stages, before they are part of a program. Private to backend/pipeline. */
-#ifndef SLUICE_BACKEND_PIPELINE_ORDERS_H_
-#define SLUICE_BACKEND_PIPELINE_ORDERS_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -27,5 +26,3 @@ sluice_status_t sluice_pipeline_orders_place(const sluice_pipeline_orders_t* ord
 
 /* Checks that a planned order can complete under the limits. Errors: INVALID_ARGUMENT, NO_MEMORY. */
 sluice_status_t sluice_pipeline_orders_check(const sluice_pipeline_program_t* program, sluice_allocator_t* allocator);
-
-#endif /* SLUICE_BACKEND_PIPELINE_ORDERS_H_ */

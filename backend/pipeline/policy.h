@@ -8,8 +8,7 @@
  *   - by a plan: an order for each stage, which it follows even if something else is ready. A *blocking* plan orders
  *     the sends and receives too, and the stage waits in each of them, as hosts do today.
  * Policies are rows of a table (policy_table.h), selected once, when a program is built. They are immutable. */
-#ifndef SLUICE_BACKEND_PIPELINE_POLICY_H_
-#define SLUICE_BACKEND_PIPELINE_POLICY_H_
+#pragma once
 
 #include "backend/pipeline/ops.h"
 
@@ -80,5 +79,3 @@ typedef struct sluice_policy_s {
   /* Returns whether a runs before b, for a != b; NULL if the order is binding. */
   int (*before)(const sluice_stage_candidate_t* a, const sluice_stage_candidate_t* b);
 } sluice_policy_t;
-
-#endif /* SLUICE_BACKEND_PIPELINE_POLICY_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of policies. Immutable; any thread. */
-#ifndef SLUICE_BACKEND_PIPELINE_POLICY_TABLE_H_
-#define SLUICE_BACKEND_PIPELINE_POLICY_TABLE_H_
+#pragma once
 
 #include "backend/pipeline/policy.h"
 
@@ -11,5 +10,3 @@ const sluice_policy_t* sluice_policy(int32_t policy);
 const char* sluice_policy_name(int32_t policy);
 /* Checks that a policy supports this spec. Errors: INVALID_ARGUMENT naming the requirement. */
 sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec);
-
-#endif /* SLUICE_BACKEND_PIPELINE_POLICY_TABLE_H_ */

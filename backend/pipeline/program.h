@@ -12,8 +12,7 @@
  * so a forward waits for the backward of L micro-batches before it. There are no counters and no locks.
  *
  * Executor, simulator, checker and timeline pictures all read this. Immutable once built; any thread may read it. */
-#ifndef SLUICE_BACKEND_PIPELINE_PROGRAM_H_
-#define SLUICE_BACKEND_PIPELINE_PROGRAM_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/pipeline/policy.h"
@@ -72,5 +71,3 @@ int sluice_stage_op_describe(const sluice_stage_op_t* op, char* text, size_t roo
 uint64_t sluice_pipeline_stage_bytes(const sluice_pipeline_spec_t* spec, int32_t stage);
 
 void sluice_pipeline_program_destroy(sluice_pipeline_program_t* program, sluice_allocator_t* allocator);
-
-#endif /* SLUICE_BACKEND_PIPELINE_PROGRAM_H_ */

@@ -4,8 +4,7 @@
  * The executor and the simulator use it in the same way: they post what sluice_runner_next_post returns, run what
  * sluice_runner_next returns when the stage's thread is free, and call sluice_runner_end when an op has ended. A runner
  * belongs to one thread at a time. It allocates only in sluice_runner_init. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUNNER_H_
-#define SLUICE_BACKEND_PIPELINE_RUNNER_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -45,5 +44,3 @@ int32_t sluice_runner_next_post(sluice_runner_t* runner);
 void sluice_runner_end(sluice_runner_t* runner, int32_t op);
 
 static inline int sluice_runner_is_done(const sluice_runner_t* runner) { return runner->num_ended == runner->num_ops; }
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUNNER_H_ */

@@ -7,8 +7,7 @@
  * one device would have computed [AxoNN, section III-C].
  *
  * Two equal specs give the same program. A spec is immutable once filled in; any thread may read it. */
-#ifndef SLUICE_BACKEND_PIPELINE_SPEC_H_
-#define SLUICE_BACKEND_PIPELINE_SPEC_H_
+#pragma once
 
 #include "backend/base/status.h"
 
@@ -64,5 +63,3 @@ int sluice_pipeline_crosses(const sluice_pipeline_spec_t* spec, int32_t virtual_
 
 /* Checks the ranges of all members except the policy. Errors: INVALID_ARGUMENT naming the field. */
 sluice_status_t sluice_pipeline_spec_check(const sluice_pipeline_spec_t* spec);
-
-#endif /* SLUICE_BACKEND_PIPELINE_SPEC_H_ */

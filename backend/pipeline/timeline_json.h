@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Writes the ops of a batch as JSON, for timeline pictures. */
-#ifndef SLUICE_BACKEND_PIPELINE_TIMELINE_JSON_H_
-#define SLUICE_BACKEND_PIPELINE_TIMELINE_JSON_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -12,5 +11,3 @@
  * terminating zero; returns the length of the whole text. Thread-safe. */
 uint64_t sluice_pipeline_write_timeline(const sluice_pipeline_program_t* program, const double* begin,
                                         const double* end, char* data, uint64_t room);
-
-#endif /* SLUICE_BACKEND_PIPELINE_TIMELINE_JSON_H_ */

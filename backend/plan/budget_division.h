@@ -5,8 +5,7 @@
  * of it. Each context gets its minimum need, and a share of the rest. Needs are given for a first batch and for larger
  * ones, because shares are fixed once there are plans: all contexts can then grow by the same factor until their
  * minimum needs exhaust the whole budget. */
-#ifndef SLUICE_BACKEND_PLAN_BUDGET_DIVISION_H_
-#define SLUICE_BACKEND_PLAN_BUDGET_DIVISION_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/plan.h"
@@ -18,5 +17,3 @@ int64_t sluice_budget_tokens(int64_t num_tokens, int32_t size);
 /* As sluice_budget_divide, with checked arguments. */
 sluice_status_t sluice_budget_division(uint64_t total, int32_t num_contexts, const uint64_t* weights, int32_t num_sizes,
                                        const uint64_t* needs, uint64_t* out_shares);
-
-#endif /* SLUICE_BACKEND_PLAN_BUDGET_DIVISION_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Describes a budget in messages. If a context has a share of a budget, both are named, and the user is told to raise
  * the whole. */
-#ifndef SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_
-#define SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_
+#pragma once
 
 #include "backend/plan/problem.h"
 
@@ -15,5 +14,3 @@ typedef struct sluice_budget_messages_s {
  * one. */
 sluice_budget_messages_t sluice_budget_messages(const sluice_budget_shares_t* shares, int of_host, uint64_t budget,
                                                 uint64_t needed);
-
-#endif /* SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_ */

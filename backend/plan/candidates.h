@@ -5,8 +5,7 @@
  * Memory that is only needed during a pass (slots, routing, schedules, GEMMs) is allocated for the largest plan, and
  * counted in each; the memory of outstanding steps is then bounded by the plan with the largest steps. So any mixture
  * of steps under different plans stays within the budget. */
-#ifndef SLUICE_BACKEND_PLAN_CANDIDATES_H_
-#define SLUICE_BACKEND_PLAN_CANDIDATES_H_
+#pragma once
 
 #include "backend/plan/plan.h"
 
@@ -16,5 +15,3 @@
  * the result is an empty set and no failure. */
 sluice_status_t sluice_candidates_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                        const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out_set);
-
-#endif /* SLUICE_BACKEND_PLAN_CANDIDATES_H_ */

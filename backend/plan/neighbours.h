@@ -7,8 +7,7 @@
  * it counts the leanest plan, so that the layer can get one when it runs.
  *
  * The same on all ranks, as the layers of a context are. A shape is kept as long as the context. */
-#ifndef SLUICE_BACKEND_PLAN_NEIGHBOURS_H_
-#define SLUICE_BACKEND_PLAN_NEIGHBOURS_H_
+#pragma once
 
 #include "backend/plan/plan.h"
 
@@ -40,5 +39,3 @@ void sluice_neighbours_note(sluice_neighbours_t* neighbours, uint64_t kind, cons
 sluice_status_t sluice_neighbours_bytes(const sluice_neighbours_t* neighbours, uint64_t kind,
                                         const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                         sluice_plan_bytes_t* out_bytes);
-
-#endif /* SLUICE_BACKEND_PLAN_NEIGHBOURS_H_ */

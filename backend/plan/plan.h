@@ -9,8 +9,7 @@
  *
  * With device memory, a budget bounds device memory: rows, routes and the memory of the GEMMs. The host's own memory is
  * not counted, and offloaded rows, which are in pinned host memory, are bounded only by the host budget. */
-#ifndef SLUICE_BACKEND_PLAN_PLAN_H_
-#define SLUICE_BACKEND_PLAN_PLAN_H_
+#pragma once
 
 #include "backend/base/math.h"
 #include "backend/model/tensors.h"
@@ -214,5 +213,3 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
 /* Describes the plan for messages, in at most 104 bytes. */
 void sluice_plan_message(const sluice_plan_data_t* plan, char* text, size_t room);
-
-#endif /* SLUICE_BACKEND_PLAN_PLAN_H_ */

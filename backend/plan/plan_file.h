@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A plan as bytes, for files and for other processes with the same layer. */
-#ifndef SLUICE_BACKEND_PLAN_PLAN_FILE_H_
-#define SLUICE_BACKEND_PLAN_PLAN_FILE_H_
+#pragma once
 
 #include "backend/plan/plan.h"
 
@@ -15,5 +14,3 @@ void sluice_plan_file_write(const sluice_plan_data_t* plan, uint64_t fingerprint
  * INVALID_ARGUMENT naming what is wrong with the bytes. */
 sluice_status_t sluice_plan_file_read(const void* data, uint64_t bytes, uint64_t fingerprint, int32_t layer_id,
                                       sluice_plan_data_t* out_plan);
-
-#endif /* SLUICE_BACKEND_PLAN_PLAN_FILE_H_ */

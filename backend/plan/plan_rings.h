@@ -2,8 +2,7 @@
 /* Caches the slots per tensor of the small templates that determine the size of plans. A search needs the same few
  * templates again and again, with other numbers of rows; building one takes about a thousand times as long as a
  * look-up. Private to backend/plan. */
-#ifndef SLUICE_BACKEND_PLAN_PLAN_RINGS_H_
-#define SLUICE_BACKEND_PLAN_PLAN_RINGS_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -27,5 +26,3 @@ typedef struct sluice_ring_memo_s {
 sluice_status_t sluice_ring_memo_get(sluice_ring_memo_t* memo, const sluice_template_spec_t* spec,
                                      sluice_plan_rings_t* out_rings);
 void sluice_ring_memo_deinit(sluice_ring_memo_t* memo);
-
-#endif /* SLUICE_BACKEND_PLAN_PLAN_RINGS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Searches candidates under given restrictions, and finds what to change if none fits. Private to backend/plan. */
-#ifndef SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_
-#define SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_
+#pragma once
 
 #include "backend/plan/plan.h"
 
@@ -29,5 +28,3 @@ int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice
  * policy or max_outstanding left open, one at a time and then together; the one with the least cost is named. */
 sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                              const sluice_plan_rates_t* rates, const sluice_plan_search_t* search);
-
-#endif /* SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Functions that the files of a plan share: its capacities in rows and bytes. Private to backend/plan. */
-#ifndef SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
-#define SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
+#pragma once
 
 #include "backend/base/math.h"
 #include "backend/model/restore.h"
@@ -71,5 +70,3 @@ uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem
 /* With device memory, return the bytes of the arenas of token copies and of node copies in it; part of routing. */
 uint64_t sluice_plan_device_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_device_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-
-#endif /* SLUICE_BACKEND_PLAN_PLAN_SIZES_H_ */

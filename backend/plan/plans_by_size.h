@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A layer's plans under one budget by batch size: with fewer tokens fewer chunks are best, and policies fit that need
  * too much memory for larger batches. */
-#ifndef SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_
-#define SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_
+#pragma once
 
 #include <assert.h>
 
@@ -42,5 +41,3 @@ uint64_t sluice_plans_most_block_bytes(const sluice_plans_by_size_t* plans, cons
                                        int is_offloaded);
 /* Accepts NULL. */
 void sluice_plans_by_size_free(sluice_plans_by_size_t* plans);
-
-#endif /* SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The problem that a plan solves: a layer's shape, and everything else that its bytes and seconds depend on. Plain
  * data: a problem for any number of ranks can be written down without running any of them. */
-#ifndef SLUICE_BACKEND_PLAN_PROBLEM_H_
-#define SLUICE_BACKEND_PLAN_PROBLEM_H_
+#pragma once
 
 #include "backend/model/routing_sizes.h"
 #include "backend/model/shape.h"
@@ -39,5 +38,3 @@ typedef struct sluice_plan_problem_s {
   int32_t (*is_pinned)(void* user, const struct sluice_plan_data_s* plan);
   void* user;
 } sluice_plan_problem_t;
-
-#endif /* SLUICE_BACKEND_PLAN_PROBLEM_H_ */

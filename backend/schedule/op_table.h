@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Properties of each kind of op, as data: one row per kind in op_table.c, and nowhere else. backend/moe implements the
  * ops; docs/schedule.md lists what a new one needs. */
-#ifndef SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_
-#define SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -54,5 +53,3 @@ typedef struct sluice_op_row_s {
 const sluice_op_row_t* sluice_op_row(int32_t kind);
 /* Returns its SLUICE_LANE_* with several ranks; -1 if its row has none. */
 int32_t sluice_op_lane(int32_t kind);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_ */

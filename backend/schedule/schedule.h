@@ -8,8 +8,7 @@
  *
  * Program order is one legal sequential order of the pass. Lane order is program order restricted to the lane, and is
  * the same on all ranks, so that all ranks issue communication in the same order; empty chunks keep their ops. */
-#ifndef SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
-#define SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
@@ -170,5 +169,3 @@ const char* sluice_tensor_kind_name(int32_t tensor);
 /* Returns whether the op exchanges with other ranks (it runs even after computation has failed, so that ranks stay in
  * step). */
 int sluice_op_is_exchange(int32_t kind);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_ */

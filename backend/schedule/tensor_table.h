@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Properties of each tensor between ops, as data: one row per kind in tensor_table.c. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_
-#define SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -21,5 +20,3 @@ typedef struct sluice_tensor_row_s {
 
 /* tensor: in [0, SLUICE_T_COUNT). */
 const sluice_tensor_row_t* sluice_tensor_row(int32_t tensor);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_ */

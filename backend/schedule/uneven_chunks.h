@@ -6,8 +6,7 @@
  * at either end; with half chunks at the ends it is 1/(2 (n - 1)). Three such chunks hide as much as four equal ones,
  * and GEMMs keep more rows. Half is the right size for a pass whose exchanges take up to half of its computation: GEMMs
  * of half a chunk then still cover the dispatch of a whole one. */
-#ifndef SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_
-#define SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ int64_t sluice_uneven_chunk_start(int64_t rows, int32_t chunk, int32_t num_chunk
 
 /* Returns the share of all rows in chunk `chunk`: the n shares sum to 1. */
 double sluice_uneven_chunk_share(int32_t chunk, int32_t num_chunks);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_ */

@@ -5,8 +5,7 @@
  * In addition to the layer that runs, at most one swapped layer has its bytes on the device, while they are copied out
  * or after they were copied back. So the SETTLE of the previous layer precedes a PUT; a PREFETCH begins only if no copy
  * out is in progress and no other layer was copied back; and if a layer was copied back, a PUT is settled at once. */
-#ifndef SLUICE_BACKEND_SWAP_ORDER_H_
-#define SLUICE_BACKEND_SWAP_ORDER_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "sluice/swap.h"
@@ -39,5 +38,3 @@ void sluice_swap_order_reset(sluice_swap_order_t* order);
 /* has_left: whether all copies out that have begun have ended. The other arguments are those of sluice_swap_reach. */
 sluice_status_t sluice_swap_order_reach(sluice_swap_order_t* order, int32_t event, int64_t micro_batch, int32_t layer,
                                         int32_t has_left, sluice_swap_op_t* ops, int32_t room, int32_t* out_count);
-
-#endif /* SLUICE_BACKEND_SWAP_ORDER_H_ */

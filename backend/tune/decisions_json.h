@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Writes and reads the tuner's decisions as JSON: answers by kind of layer and size of the batch. */
-#ifndef SLUICE_BACKEND_TUNE_DECISIONS_JSON_H_
-#define SLUICE_BACKEND_TUNE_DECISIONS_JSON_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -11,5 +10,3 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* text, uint64_t ro
 sluice_status_t sluice_tuner_read(sluice_tuner_t* tuner, const char* text, uint64_t length);
 /* Takes an answer for layers of the table's kind. An n that these layers cannot have is skipped, with a log line. */
 void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t* import);
-
-#endif /* SLUICE_BACKEND_TUNE_DECISIONS_JSON_H_ */

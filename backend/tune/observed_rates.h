@@ -4,8 +4,7 @@
  *
  * The rates only order candidates that a race then confirms: the plans that a layer begins with under a budget
  * (plan/plan_time.c). Each rate is the median of the last forwards, since a single forward may have been delayed. */
-#ifndef SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_
-#define SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -43,5 +42,3 @@ void sluice_observed_rates_add_bytes(sluice_observed_rates_t* observed, double m
  * with offloading are tried where they may be fastest. */
 int sluice_observed_rates_of(const sluice_observed_rates_t* observed, int32_t dtype, int32_t is_device,
                              sluice_plan_rates_t* out_rates);
-
-#endif /* SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_ */

@@ -3,8 +3,7 @@
  * machine is known. Layers that differ only in their number share a table and learn from each other. Candidates run as
  * ordinary steps.
  */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_H_
-#define SLUICE_BACKEND_TUNE_TUNER_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -15,5 +14,3 @@ sluice_tuner_t* sluice_tuner_of(const sluice_context_t* context);
 /* Call before layers are created; machine may be NULL. Pass the same on all ranks: headers compare it. Errors: STATE
  * (layers exist). */
 sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, const sluice_machine_t* machine);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans of a tuner under a budget: their prices, the choice from a layer's set, and their race. Implements entries of
  * sluice_policy_hook_vtable_t. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_PLANS_H_
-#define SLUICE_BACKEND_TUNE_TUNER_PLANS_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -17,5 +16,3 @@ int32_t sluice_tuner_rates(sluice_policy_hook_t* policy_hook, const sluice_moe_t
 /* The part of `agree` that races plans. */
 void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_decision_state_t* decision,
                                 const sluice_step_report_t* const* reports, int32_t world_size);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_PLANS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads the reports in a header about passes that all ranks ran with the same choice. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
-#define SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -18,5 +17,3 @@ void sluice_tuner_slowest_bytes(const sluice_step_report_t* const* reports, int3
                                 double* out_copies);
 /* Whether any rank ran a training pass since the last forward. */
 int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_ */

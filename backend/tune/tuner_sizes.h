@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The choice of a forward by its own size, if batch sizes alternate. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_SIZES_H_
-#define SLUICE_BACKEND_TUNE_TUNER_SIZES_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -20,5 +19,3 @@ sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, i
  * state. */
 void sluice_tuner_of_size(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                           sluice_pass_choice_t* out_choice);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_SIZES_H_ */

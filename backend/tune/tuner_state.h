@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state of a tuner: tables of layers of the same kind, races of plans, decisions, imported answers, and their
  * digest, which headers compare. */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_STATE_H_
-#define SLUICE_BACKEND_TUNE_TUNER_STATE_H_
+#pragma once
 
 #include "backend/cost/cost.h"
 #include "backend/cost/refined_machine.h"
@@ -105,5 +104,3 @@ static inline sluice_tuner_t* sluice_tuner_of_hook(sluice_policy_hook_t* policy_
 
 /* Call after a change of imports, mode or machine: updates the digest that headers compare. */
 void sluice_tuner_update_state(sluice_tuner_t* tuner);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_STATE_H_ */

@@ -6,8 +6,7 @@
  * The comparison runs in training steps: each answer runs a warm-up step and a few counted steps in a row, close ones
  * more often, and the shortest step decides. Mode MODEL compares predictions instead; with a machine, ADAPTIVE excludes
  * strategies whose best prediction is far from the best of all. */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_STRATEGY_H_
-#define SLUICE_BACKEND_TUNE_TUNER_STRATEGY_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -47,5 +46,3 @@ sluice_tuner_table_t* sluice_tuner_strategy_table(const sluice_tuner_strategy_t*
 /* Observes a pass that all ranks ran with the same choice. */
 void sluice_tuner_strategy_observe(sluice_tuner_strategy_t* joint, int32_t restore_set, int32_t direction, int32_t pick,
                                    int64_t rows, uint64_t ns);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_STRATEGY_H_ */

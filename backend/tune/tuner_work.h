@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Describes a layer as the work that a machine prices. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_TUNER_WORK_H_
-#define SLUICE_BACKEND_TUNE_TUNER_WORK_H_
+#pragma once
 
 #include "backend/tune/tuner_state.h"
 
@@ -14,5 +13,3 @@ int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* mo
  * of `work`. */
 int32_t sluice_tuner_deduplication_of(const sluice_workload_t* work, int32_t form);
 int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate, int32_t is_grouped);
-
-#endif /* SLUICE_BACKEND_TUNE_TUNER_WORK_H_ */

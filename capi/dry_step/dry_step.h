@@ -3,8 +3,7 @@
  *
  * Ranks are threads, each with its own fake device. The experts of a token are random and distinct, and repeat with the
  * seed. Warm-up steps run first. Then the calls of one forward and backward are recorded. */
-#ifndef SLUICE_CAPI_DRY_STEP_DRY_STEP_H_
-#define SLUICE_CAPI_DRY_STEP_DRY_STEP_H_
+#pragma once
 
 #include <stdio.h>
 
@@ -25,5 +24,3 @@ typedef struct sluice_dry_step_s {
  * next run. Not thread-safe. Errors: INVALID_ARGUMENT (names the number and its bounds), NO_MEMORY (the device is too
  * small, or this machine cannot reserve the address space; with the remedy), or the engine's. */
 sluice_status_t sluice_dry_step_run(const sluice_dry_step_t* step, FILE* out);
-
-#endif /* SLUICE_CAPI_DRY_STEP_DRY_STEP_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks the tensors of a layer's calls, for the whole-layer calls and for the parts. Private to capi. */
-#ifndef SLUICE_CAPI_CHECK_LAYER_H_
-#define SLUICE_CAPI_CHECK_LAYER_H_
+#pragma once
 
 #include "backend/base/tensor.h"
 #include "backend/gemm/packed.h"
@@ -51,5 +50,3 @@ sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what)
 /* Returns UNSUPPORTED for layers that send token copies. */
 sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what);
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream);
-
-#endif /* SLUICE_CAPI_CHECK_LAYER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Creates a CUDA context from given tables instead of this machine's libraries, so that tests can pass fakes. Private
  * to capi; not exported. */
-#ifndef SLUICE_CAPI_CONTEXT_ON_DEVICE_H_
-#define SLUICE_CAPI_CONTEXT_ON_DEVICE_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_comm.h"
 #include "backend/device/cuda/cuda_device.h"
@@ -30,5 +29,3 @@ sluice_status_t sluice_comm_local_use_cuda(sluice_comm_t* comm, int32_t device_i
 /* sluice_context_create with `sources`; NULL: the driver, kernels and cuBLAS of this machine. */
 sluice_status_t sluice_context_create_from(const sluice_context_config_t* config, sluice_comm_t* comm,
                                            const sluice_cuda_sources_t* sources, sluice_context_t** out_context);
-
-#endif /* SLUICE_CAPI_CONTEXT_ON_DEVICE_H_ */

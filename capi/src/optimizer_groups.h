@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads and checks the groups and tensors of public calls, for backend/optim. */
-#ifndef SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_
-#define SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_
+#pragma once
 
 #include "backend/optim/adam_request.h"
 #include "backend/optim/file/state_file.h"
@@ -41,5 +40,3 @@ void sluice_optimizer_file_release(sluice_optimizer_file_t* file);
 sluice_status_t sluice_optimizer_file_check(const sluice_state_file_t* states, const sluice_optimizer_work_t* work);
 sluice_status_t sluice_optimizer_file_check_step(const sluice_state_file_t* states,
                                                  const sluice_optimizer_work_t* work);
-
-#endif /* SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_ */

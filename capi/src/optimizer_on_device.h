@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Steps of an optimizer on the device of a context. Private to capi. */
-#ifndef SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_
-#define SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_
+#pragma once
 
 #include "backend/optim/bucketed/bucketed.h"
 #include "sluice/optimizer.h"
@@ -17,5 +16,3 @@ void sluice_optimizer_on_device_destroy(sluice_optimizer_on_device_t* on_device)
 sluice_status_t sluice_optimizer_on_device_step(sluice_optimizer_on_device_t* on_device,
                                                 const sluice_bucketed_step_t* step, sluice_stream_t stream,
                                                 sluice_bucketed_outcome_t* out_outcome);
-
-#endif /* SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A CUDA device object that a communicator owns, for its staging, its events and its stream. Private to capi. */
-#ifndef SLUICE_CAPI_OWN_DEVICE_H_
-#define SLUICE_CAPI_OWN_DEVICE_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_memory.h"
 #include "capi/src/context_on_device.h"
@@ -16,5 +15,3 @@ sluice_status_t sluice_own_device_create(int32_t device_id, const sluice_cuda_so
                                          sluice_own_device_t** out_own);
 /* A communicator's `released`, hence void*. */
 void sluice_own_device_release(void* own);
-
-#endif /* SLUICE_CAPI_OWN_DEVICE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Finds policies of pipelines by name. */
-#ifndef SLUICE_CAPI_SRC_PIPELINE_POLICY_H_
-#define SLUICE_CAPI_SRC_PIPELINE_POLICY_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@
 sluice_status_t sluice_capi_policy(const char* name, int32_t* out_policy);
 /* For a batch that is only simulated: also finds the baseline. */
 sluice_status_t sluice_capi_simulated_policy(const char* name, int32_t* out_policy);
-
-#endif /* SLUICE_CAPI_SRC_PIPELINE_POLICY_H_ */

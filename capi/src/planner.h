@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Functions of the planner for other public calls. */
-#ifndef SLUICE_CAPI_SRC_PLANNER_H_
-#define SLUICE_CAPI_SRC_PLANNER_H_
+#pragma once
 
 #include "backend/cost/machine.h"
 #include "backend/planner/layer_planner.h"
@@ -17,5 +16,3 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
  * INVALID_ARGUMENT naming the field; UNSUPPORTED. */
 sluice_status_t sluice_planner_read_choice(const sluice_planner_workload_t* workload,
                                            const sluice_planner_choice_t* given, int open, sluice_planner_asked_t* out);
-
-#endif /* SLUICE_CAPI_SRC_PLANNER_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Converts a caller's layers to lists of options, the only form that the solver of stages reads. */
-#ifndef SLUICE_CAPI_SRC_STAGE_LAYERS_H_
-#define SLUICE_CAPI_SRC_STAGE_LAYERS_H_
+#pragma once
 
 #include "backend/planner/moe_options.h"
 #include "backend/planner/stages/profile.h"
@@ -34,5 +33,3 @@ int32_t sluice_stage_layer_option(const sluice_stage_layers_t* layers, int32_t l
 int32_t sluice_stage_layer_place(const sluice_stage_layers_t* layers, int32_t layer, int32_t number);
 /* For sluice_stages_names_t. user: layers. */
 void sluice_stage_layers_name(void* user, int32_t layer, int32_t option, sluice_text_t* text);
-
-#endif /* SLUICE_CAPI_SRC_STAGE_LAYERS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Trains the layer of a rank of the soak test, and saves its weights every ten steps. A process has one trainer. */
-#ifndef SLUICE_INTEGRATION_TESTS_SOAK_TRAINER_H_
-#define SLUICE_INTEGRATION_TESTS_SOAK_TRAINER_H_
+#pragma once
 
 #include "sluice/sluice.h"
 
@@ -16,5 +15,3 @@ uint64_t trainer_now_ms(void);
 /* Begins with the weights of `first_step`. Prints `made TURN`, and `step TURN STEP LOSS` after each step, with all
  * bits of the loss in hexadecimal. Returns the first status that is not OK, after releasing the layer and context. */
 sluice_status_t trainer_run(trainer_t* trainer, sluice_comm_t* comm, int turn, int first_step, int num_steps);
-
-#endif /* SLUICE_INTEGRATION_TESTS_SOAK_TRAINER_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The model of moving.c: a layer whose experts have weights, momenta and gradients. */
-#ifndef SLUICE_EXAMPLES_C_MOVING_LAYER_H_
-#define SLUICE_EXAMPLES_C_MOVING_LAYER_H_
+#pragma once
 
 #include "sluice/sluice.h"
 
@@ -28,5 +27,3 @@ void layer_fill(rank_t* me);
 /* Runs forward and backward of a step: computes the loss and the gradients. */
 int layer_pass(rank_t* me, sluice_moe_t* moe, int step);
 void layer_update(expert_t* expert);
-
-#endif /* SLUICE_EXAMPLES_C_MOVING_LAYER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The work of one rank of a pipeline whose stages hold expert-parallel layers. pipeline4.c and pipeline_mpi.c differ
  * only in how their ranks start. */
-#ifndef SLUICE_EXAMPLES_C_STAGE_H_
-#define SLUICE_EXAMPLES_C_STAGE_H_
+#pragma once
 
 #include "sluice/sluice.h"
 
@@ -14,5 +13,3 @@ enum { STAGE_LAYERS = 4, STAGE_MICRO_BATCHES = 4, STAGE_TOKENS = 48, STAGE_WIDTH
  * replicas, so the losses do not depend on the numbers of stages and replicas. out_losses [STAGE_STEPS]: this rank's
  * part of each loss, which is the sum over the ranks. Prints an error and returns 1, else returns 0. */
 int stage_train(sluice_comm_t* all, sluice_comm_t* column, int stages, double* out_losses);
-
-#endif /* SLUICE_EXAMPLES_C_STAGE_H_ */

@@ -2,8 +2,7 @@
 /* Defines a call of the list: a layer, its inputs, and how the layer runs. The field names are independent of the ABI,
  * so that a list fits commits whose ABI has other names. A line of the list has `name=value` pairs; absent fields have
  * their defaults. README.md documents the fields. */
-#ifndef SLUICE_DIGEST_CALL_H_
-#define SLUICE_DIGEST_CALL_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -57,5 +56,3 @@ typedef struct call_s {
 int call_parse(const char* line, call_t* out, char* why, size_t why_bytes);
 wanted_t call_wanted(const call_t* call);
 int32_t call_owner(const call_t* call, int32_t expert);
-
-#endif /* SLUICE_DIGEST_CALL_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The program's interface to the library. caller.c implements it with the C ABI of this tree. A comparison with an
  * older commit builds this program with that commit's caller.c, so keep this header as it is. */
-#ifndef SLUICE_DIGEST_CALLER_H_
-#define SLUICE_DIGEST_CALLER_H_
+#pragma once
 
 #include "data.h"
 
@@ -35,5 +34,3 @@ void caller_close(caller_t* caller);
 void caller_step(caller_t* caller);
 /* Fills in the outcome of all steps. */
 void caller_report(caller_t* caller);
-
-#endif /* SLUICE_DIGEST_CALLER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Declares the host's side of CUDA: streams and graphs of the driver that the loader finds. Here this is the fake
  * driver, whose memory is the host's. Not part of Sluice's ABI. */
-#ifndef SLUICE_DIGEST_CUDA_HOST_H_
-#define SLUICE_DIGEST_CUDA_HOST_H_
+#pragma once
 
 typedef struct cuda_host_s {
   void *context, *stream, *graph, *launchable;
@@ -17,5 +16,3 @@ int cuda_host_settle(const cuda_host_t* host); /* waits until all enqueued work 
 int cuda_host_begin_capture(cuda_host_t* host);
 int cuda_host_end_capture(cuda_host_t* host);
 int cuda_host_launch(const cuda_host_t* host);
-
-#endif /* SLUICE_DIGEST_CUDA_HOST_H_ */

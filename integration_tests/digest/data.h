@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Makes the inputs and outputs of a rank of a call: plain blocks of memory, in which every value is a function of its
  * tensor and index, with the full width of its dtype. Independent of the ABI. */
-#ifndef SLUICE_DIGEST_DATA_H_
-#define SLUICE_DIGEST_DATA_H_
+#pragma once
 
 #include "call.h"
 
@@ -41,5 +40,3 @@ uint64_t data_element_bytes(int32_t dtype);
 /* Computes FNV-1a, continuing from `hash`; begin with DATA_HASH. Padding is included, as it must be unchanged. */
 #define DATA_HASH UINT64_C(0xcbf29ce484222325)
 uint64_t data_hash(uint64_t hash, const void* data, uint64_t bytes);
-
-#endif /* SLUICE_DIGEST_DATA_H_ */

@@ -2,8 +2,7 @@
 /* Defines cases of a cmocka program: a case is just TEST(Subject_Condition_Outcome) { ... }. test_main.c runs the cases
  * of a program in the order in which its files define them. Bazel's `--test_filter=PATTERN` (with `*` and `?`) selects
  * cases by name. */
-#ifndef SLUICE_THIRD_PARTY_BAZEL_TEST_H_
-#define SLUICE_THIRD_PARTY_BAZEL_TEST_H_
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,5 +48,3 @@ int run_cases_after(const struct CMUnitTest* rows, size_t count);
     print_message("\n");        \
     skip();                     \
   } while (0)
-
-#endif /* SLUICE_THIRD_PARTY_BAZEL_TEST_H_ */

@@ -2,8 +2,7 @@
 /* Declares a fuzz target: one function that takes any bytes, and ends the program if a property does not hold. Name and
  * types are libFuzzer's, so that the same file is linked with it or with replay.c. Inputs are in blocks of exactly
  * their size, so that a sanitizer finds reads after the end. */
-#ifndef SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
-#define SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ __attribute__((weak)) uint64_t fuzz_num_taken;
       abort();                                                                       \
     }                                                                                \
   } while (0)
-
-#endif /* SLUICE_THIRD_PARTY_FUZZ_TARGET_H_ */

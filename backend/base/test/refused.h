@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Assertions that a call fails with a status and a message, or succeeds. */
-#ifndef SLUICE_BACKEND_BASE_TEST_REFUSED_H_
-#define SLUICE_BACKEND_BASE_TEST_REFUSED_H_
+#pragma once
 
 #include <string.h>
 
@@ -21,5 +20,3 @@ static inline void check_refusal(sluice_status_t got, sluice_status_t want, cons
 #define REFUSED(call, status, text) check_refusal((call), (status), (text), #call, __FILE__, __LINE__)
 #define WORKS(call)                 check_refusal((call), SLUICE_OK, "", #call, __FILE__, __LINE__)
 #define BAD                         SLUICE_E_INVALID_ARGUMENT
-
-#endif /* SLUICE_BACKEND_BASE_TEST_REFUSED_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A communicator for tests that wraps another one, fails or delays on command, and records the sequence of calls. */
-#ifndef SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
-#define SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 
@@ -43,5 +42,3 @@ void sluice_fake_comm_inject(sluice_comm_t* comm, const sluice_fake_fault_t* fau
 /* Returns the number of calls so far; out_calls has the first SLUICE_FAKE_MAX_CALLS. comm-exclusive; borrowed until
  * destroy. */
 uint64_t sluice_fake_comm_calls(sluice_comm_t* comm, const sluice_fake_call_t** out_calls);
-
-#endif /* SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A communicator over callbacks into a host's process group. Plugins (mpi) use it as well. */
-#ifndef SLUICE_BACKEND_COMM_HOST_HOST_COMM_H_
-#define SLUICE_BACKEND_COMM_HOST_HOST_COMM_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/comm/sized_messages.h"
@@ -11,5 +10,3 @@ sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, cons
                                         void* user, const char* name, sluice_comm_t** out_comm);
 /* Adds messages, carried by `sized` with the user of the vtable. sized is copied. */
 void sluice_host_comm_set_messages(sluice_comm_t* comm, const sluice_sized_messages_t* sized);
-
-#endif /* SLUICE_BACKEND_COMM_HOST_HOST_COMM_H_ */

@@ -4,8 +4,7 @@
  * A frame of fixed size carries the head and, if it fits, the payload; a larger payload follows as a second message,
  * which is received in place. Both are copied when they are sent: MPI cannot cancel a send, so it must not read the
  * owner's memory. One thread progresses all messages. */
-#ifndef SLUICE_BACKEND_COMM_HOST_HOST_MESSAGES_H_
-#define SLUICE_BACKEND_COMM_HOST_HOST_MESSAGES_H_
+#pragma once
 
 #include "backend/comm/messages_wire.h"
 #include "backend/comm/sized_messages.h"
@@ -13,5 +12,3 @@
 /* The messages_open of a communicator with such messages. sized is borrowed until the wire is closed. */
 sluice_status_t sluice_host_messages_open(sluice_comm_t* comm, const sluice_sized_messages_t* sized, void* user,
                                           sluice_messages_t* messages, sluice_wire_t** out_wire);
-
-#endif /* SLUICE_BACKEND_COMM_HOST_HOST_MESSAGES_H_ */

@@ -5,8 +5,7 @@
  * Each rank copies what its peers have posted into its own buffers, on its own stream: after an event that marks the
  * sender's bytes as ready, and before an event that the sender's stream waits for. Both events are recorded before any
  * stream waits for them: ranks synchronize on the host, and no stream ever waits for a peer that never comes. */
-#ifndef SLUICE_BACKEND_COMM_LOCAL_LOCAL_DEVICE_H_
-#define SLUICE_BACKEND_COMM_LOCAL_LOCAL_DEVICE_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 
@@ -30,5 +29,3 @@ sluice_status_t sluice_local_comm_set_device(sluice_comm_t* comm, const sluice_l
 /* Returns the user of its device, or NULL: there is none, or `comm` is no local communicator. */
 void* sluice_local_comm_device(sluice_comm_t* comm);
 int sluice_comm_is_local(const sluice_comm_t* comm);
-
-#endif /* SLUICE_BACKEND_COMM_LOCAL_LOCAL_DEVICE_H_ */

@@ -4,8 +4,7 @@
  *   local_comm.c      groups, creating and destroying a rank's communicator, devices, notes
  *   local_exchange.c  exchanges
  *   local_messages.c  messages */
-#ifndef SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
-#define SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -102,5 +101,3 @@ sluice_status_t sluice_local_poll(sluice_comm_t* base);
 /* local_messages.c */
 sluice_status_t sluice_local_messages_open(sluice_comm_t* base, struct sluice_messages_s* messages,
                                            struct sluice_wire_s** out_wire);
-
-#endif /* SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the files of the plugin: the clock, and the report of a failed MPI call. */
-#ifndef SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
-#define SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
+#pragma once
 
 #include <mpi.h>
 #include <stdio.h>
@@ -28,5 +27,3 @@ static inline sluice_status_t sluice_mpi_fail(sluice_host_failure_t* out_failure
   snprintf(out_failure->message, sizeof out_failure->message, "%s: %s", function, text);
   return SLUICE_E_EXTERNAL;
 }
-
-#endif /* SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_ */

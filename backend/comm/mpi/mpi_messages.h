@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Messages of the plugin: MPI messages on one duplicate of the communicator for all endpoints, with one tag per
  * endpoint, so that leftovers of one endpoint never reach the next. */
-#ifndef SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_
-#define SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_
+#pragma once
 
 #include <mpi.h>
 
@@ -20,5 +19,3 @@ extern const sluice_sized_messages_t sluice_mpi_sized_messages;
 
 /* mpi_plugin.c. user: that of the entries. */
 sluice_mpi_messages_t* sluice_mpi_messages_of(void* user, MPI_Comm* out_comm);
-
-#endif /* SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The interface of libsluice_mpi.so. It shares no symbol with libsluice: only these functions and the callbacks that
  * they return. */
-#ifndef SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
-#define SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
+#pragma once
 
 #include "backend/comm/sized_messages.h"
 #include "sluice/comm.h"
@@ -29,5 +28,3 @@ typedef sluice_status_t (*sluice_mpi_plugin_open_fn_t)(int64_t mpi_comm_f, uint6
 SLUICE_EXPORT int32_t sluice_mpi_plugin_version(void);
 SLUICE_API sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_bytes,
                                                   sluice_mpi_plugin_t* out_plugin, sluice_host_failure_t* out_failure);
-
-#endif /* SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_ */

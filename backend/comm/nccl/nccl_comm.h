@@ -17,8 +17,7 @@
  * Registered buffers: `allocate` returns registered memory of ncclMemAlloc, if NCCL can register (2.23) and
  * SLUICE_NCCL_REGISTER is not 0. NCCL requires that either all ranks' buffers of an exchange are registered or none
  * (mixing is undefined); the caller must agree on that. A registration that fails ends the communicator. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/comm/nccl/nccl_library.h"
@@ -60,5 +59,3 @@ sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* comm, const sluice_e
                                              sluice_stream_t stream);
 /* Returns OK, or the error of an enqueued exchange that ended the communicator. Does not wait. */
 sluice_status_t sluice_nccl_poll(sluice_comm_t* comm);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_COMM_H_ */

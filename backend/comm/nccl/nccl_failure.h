@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Failures of a communicator: errors, the rank at fault, and the end of the group. Private to this folder. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_state.h"
 
@@ -15,5 +14,3 @@ void sluice_nccl_abort_group(nccl_comm_t* comm);
 sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what);
 sluice_status_t sluice_nccl_fail_aborted(nccl_comm_t* comm);
 void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_ */

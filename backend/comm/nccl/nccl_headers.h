@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Headers over separate TCP connections. Private to this folder. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_state.h"
 
@@ -15,5 +14,3 @@ sluice_status_t sluice_nccl_headers_wait(nccl_comm_t* comm, sluice_comm_request_
 void sluice_nccl_headers_abandon(nccl_comm_t* comm, sluice_comm_request_t* request);
 /* Closes the connections. The other ranks learn whether this one leaves or has failed. */
 void sluice_nccl_headers_close(nccl_comm_t* comm);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Exchanges of host memory through staging, with a wait. Private to this folder. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_HOST_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_HOST_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_state.h"
 
@@ -10,5 +9,3 @@ sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exc
 sluice_status_t sluice_nccl_exchange_wait(sluice_comm_t* base, sluice_comm_request_t* request, uint64_t deadline_ns,
                                           int32_t* out_peer);
 void sluice_nccl_abandon(sluice_comm_t* base, sluice_comm_request_t* request);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_HOST_H_ */

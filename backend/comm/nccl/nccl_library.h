@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The NCCL library as one table of symbols, loaded by name at run time; tests fill the table themselves. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
+#pragma once
 
 #include <limits.h>
 #include <stddef.h>
@@ -61,5 +60,3 @@ sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols);
 
 /* One rank calls it; the host sends the id to the other ranks. Errors: EXTERNAL. */
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_ */

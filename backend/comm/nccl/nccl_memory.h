@@ -4,8 +4,7 @@
  *
  * Functions return NCCL's codes (0: done; IN_PROGRESS counts as done, and the caller waits for the communicator). The
  * device is entered. Threads: comm-exclusive; `mutex` is held around every use of the communicator. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -28,5 +27,3 @@ int sluice_nccl_memory_take(const sluice_nccl_symbols_t* nccl, pthread_mutex_t* 
  * done so itself) and frees. */
 void sluice_nccl_memory_give(const sluice_nccl_symbols_t* nccl, const sluice_cuda_driver_t* driver,
                              pthread_mutex_t* mutex, void* const* comm, const sluice_nccl_block_t* block);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Waits for background work of NCCL. Private to this folder. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_state.h"
 
@@ -13,5 +12,3 @@ uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm);
 sluice_status_t sluice_nccl_settle(nccl_comm_t* comm, const char* what, uint64_t deadline_ns);
 /* Waits until all ranks of the group have joined. The device is entered. */
 sluice_status_t sluice_nccl_make_ready(nccl_comm_t* comm, uint64_t deadline_ns);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_ */

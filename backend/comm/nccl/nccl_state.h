@@ -11,8 +11,7 @@
  * nccl_register.c  the registered buffers of a communicator
  * nccl_memory.c    one registered buffer
  * nccl_library.c   the library and its version */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_STATE_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_STATE_H_
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -78,5 +77,3 @@ typedef struct sluice_nccl_comm_s {
 } nccl_comm_t;
 
 static inline nccl_comm_t* sluice_nccl_downcast(sluice_comm_t* comm) { return (nccl_comm_t*)comm; }
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_STATE_H_ */

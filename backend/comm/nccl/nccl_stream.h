@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Exchanges in stream order. nccl_comm.h has the vtable's entries. Private to this folder. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_
-#define SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_state.h"
 
@@ -12,5 +11,3 @@ void sluice_nccl_group_begin(sluice_comm_t* base);
 sluice_status_t sluice_nccl_group_end(sluice_comm_t* base, sluice_stream_t stream, sluice_status_t status);
 /* Frees the list of messages. */
 void sluice_nccl_forget_posted(nccl_comm_t* comm);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_ */

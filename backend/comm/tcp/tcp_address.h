@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The addresses at which a rank can be reached, which it sends to the other ranks before they connect. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_
+#pragma once
 
 #include <netinet/in.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct so
  * mine: the card of this rank. */
 socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
                                  struct sockaddr_storage* out_target);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_ */

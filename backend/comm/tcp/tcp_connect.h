@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Makes one connection between every two ranks, with the help of what the ranks already share: a communicator, or the
  * connections of their rendezvous (tcp_rendezvous.h). */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_CONNECT_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_CONNECT_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/comm/tcp/tcp_endpoints.h"
@@ -41,5 +40,3 @@ sluice_status_t sluice_tcp_connect_over(sluice_tcp_parent_t* parent, const sluic
 /* The same over a communicator, which ends after an error of its exchanges. */
 sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
                                    int* out_sockets);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_CONNECT_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The addresses that a caller gives if the ranks share no communicator: "host:port" for each rank, or only for rank
  * 0. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_ENDPOINTS_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_ENDPOINTS_H_
+#pragma once
 
 #include "backend/comm/tcp/tcp_address.h"
 
@@ -20,5 +19,3 @@ typedef struct sluice_tcp_endpoint_s {
  * reports a temporary failure. Errors: INVALID_ARGUMENT, NOT_FOUND (an unknown name). */
 sluice_status_t sluice_tcp_endpoints_read(const char* addresses, int32_t rank, int32_t world_size, uint64_t deadline_ns,
                                           sluice_tcp_endpoint_t* out_endpoints);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_ENDPOINTS_H_ */

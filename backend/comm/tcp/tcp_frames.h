@@ -8,8 +8,7 @@
  *
  * A wait for a large message is woken once for WAKE_BYTES and once for the rest, not for every packet: on a 0.4 Gbit/s
  * link, where packets arrive one by one, interrupts and wake-ups took a twentieth of the core from GEMMs. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_FRAMES_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_FRAMES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -88,5 +87,3 @@ void sluice_tcp_part(sluice_tcp_frames_t* frames);
 /* Tells the peers that nothing is missing. Closing a socket with unread bytes resets the connection and discards what
  * is still in flight to the peer, so this first waits until the peers' systems have everything. */
 void sluice_tcp_say_goodbye(sluice_tcp_frames_t* frames);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_FRAMES_H_ */

@@ -10,8 +10,7 @@
  * A proof is a code of both challenges and ranks (tcp_mac.h) under the listening rank's secret, which is sent only
  * through the parent. So an observer of one connection can open no other, of this group or of a later one. A rank sends
  * its proof on one connection at a time, and gives it up only when it has ended: both ends keep the same connection. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_HELLO_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_HELLO_H_
+#pragma once
 
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/tcp/tcp_mac.h"
@@ -68,5 +67,3 @@ void sluice_tcp_hello_accept(int fd, sluice_tcp_hello_t* out_hello);
 short sluice_tcp_hello_events(const sluice_tcp_hello_t* hello);
 /* Continues as far as possible without waiting. IS_DONE: the descriptor is the connection to `peer`. */
 int sluice_tcp_hello_advance(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_HELLO_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Detects peers whose machine no longer answers: no power, or no network in between. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_KEEPALIVE_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_KEEPALIVE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ typedef struct sluice_tcp_keepalive_s {
  * sent nothing during SLUICE_TCP_KEEPALIVE_S of checks at most a second apart, and several probes were not answered.
  * For connections that are not idle, which the system itself gives up late. now_ns: of sluice_now_ns. */
 int sluice_tcp_check_keepalive(int fd, sluice_tcp_keepalive_t* silence, uint64_t now_ns);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_KEEPALIVE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The listeners of a rank: on all its addresses, only on those of the named interfaces, or at the endpoint that the
  * caller gave. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_
+#pragma once
 
 #include "backend/comm/tcp/tcp_endpoints.h"
 
@@ -20,5 +19,3 @@ sluice_status_t sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t*
 sluice_status_t sluice_tcp_listen_at(int32_t rank, const sluice_tcp_endpoint_t* endpoint,
                                      sluice_tcp_listeners_t* out_listeners);
 void sluice_tcp_listeners_close(sluice_tcp_listeners_t* listeners);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_ */

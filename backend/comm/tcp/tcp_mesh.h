@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Connects every rank of the group to every other, undisturbed by connections of other programs. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/comm/tcp/tcp_hello.h"
@@ -16,5 +15,3 @@ void sluice_tcp_mesh_destroy(sluice_tcp_mesh_t* meeting); /* accepts NULL */
  * higher ones. Errors: EXTERNAL, naming the rank that was not reached, or that there are no descriptors. */
 sluice_status_t sluice_tcp_mesh_connect(sluice_tcp_mesh_t* meeting, const sluice_tcp_card_t* cards,
                                         const sluice_tcp_listeners_t* listeners, uint64_t deadline_ns, int* sockets);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_ */

@@ -8,8 +8,7 @@
  *
  *   tcp_messages.c        open, close, the thread, calls of the endpoint
  *   tcp_messages_move.c   bytes in and out of one peer's connection */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_MESSAGES_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_MESSAGES_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -77,5 +76,3 @@ int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer);
 /* Sets the number of bytes at which the socket wakes the thread. Returns 1 if it has changed and that many bytes may
  * already be there. */
 int sluice_tcp_messages_set_low_water(tcp_messages_peer_t* peer);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_MESSAGES_H_ */

@@ -5,8 +5,7 @@
  * that gives way has little data in flight at a time, and sends nothing new while any other connection of the process
  * has more than a few unconfirmed packets: a message of another connection waits for at most a few packets. On links
  * that are never free, a piece is sent now and then, so that the data does arrive. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ void sluice_tcp_set_gives_way(int fd, int gives_way);
 /* Returns 1 if a connection that gives way may send a piece now. waits_ns: since when it has waited (0: it does not
  * wait), kept between calls. */
 int sluice_tcp_is_its_turn(uint64_t* waits_ns, uint64_t now_ns);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_ */

@@ -9,8 +9,7 @@
  * Both ends of a connection prove that they have the secret (tcp_hello.h). Neither the secret nor anything from which
  * it could be computed is sent. A connecting rank then says how many ranks it expects. Rank 0 tells waiting ranks which
  * rank is missing. If rank 0 refuses one rank, it refuses all ranks, with the same text. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_
+#pragma once
 
 #include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_mac.h"
@@ -93,5 +92,3 @@ sluice_status_t sluice_meet_adopt(const sluice_tcp_rendezvous_t* m, const sluice
 /* more: the end of the message. */
 sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sluice_meet_waits_t* waits,
                                       const char* more);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shutdown of a rank that gives up because it has lost another one: its peers must name the lost rank, although this
  * rank's connections end too. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_SHUTDOWN_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_SHUTDOWN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ int sluice_tcp_send_lost_rank(int socket, const void* frame, uint64_t bytes);
 int sluice_tcp_is_shut_down(int socket, int is_told);
 /* Waits for a millisecond. Returns 0 if the second that peers have has passed since begin_ns. */
 int sluice_tcp_shutdown_goes_on(uint64_t begin_ns);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_SHUTDOWN_H_ */

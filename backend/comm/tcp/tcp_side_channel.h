@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* TCP connections, made through a communicator, for traffic that its own transport cannot carry, or not well: messages,
  * and headers of a communicator of device memory. */
-#ifndef SLUICE_BACKEND_COMM_TCP_TCP_SIDE_CHANNEL_H_
-#define SLUICE_BACKEND_COMM_TCP_TCP_SIDE_CHANNEL_H_
+#pragma once
 
 #include "backend/comm/messages_wire.h"
 
@@ -15,5 +14,3 @@ sluice_status_t sluice_tcp_open_side_channel(sluice_comm_t* comm, sluice_message
  * no reference, and leaves notes and interrupts to `comm`. It is made on all ranks or on none, unless an error breaks
  * `comm`. Errors: as sluice_comm_create_tcp. */
 sluice_status_t sluice_tcp_open_headers(sluice_comm_t* comm, sluice_comm_t** out_tcp);
-
-#endif /* SLUICE_BACKEND_COMM_TCP_TCP_SIDE_CHANNEL_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks that are processes, up to 256. They share a communicator over shared memory, through which they connect over
  * tcp; its store of notes may be slow. */
-#ifndef SLUICE_BACKEND_COMM_TEST_PROCESS_RANKS_H_
-#define SLUICE_BACKEND_COMM_TEST_PROCESS_RANKS_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -48,5 +47,3 @@ void process_ranks_join(pid_t child);
 const process_report_t* process_ranks_report(int32_t rank);
 /* Releases the shared memory. */
 void process_ranks_end(void);
-
-#endif /* SLUICE_BACKEND_COMM_TEST_PROCESS_RANKS_H_ */

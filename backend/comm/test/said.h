@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A communicator with one real rank, for fuzz targets. The other ranks answer each exchange with the real rank's own
  * data, which a test may change, and send the messages that the test chooses. All runs on the calling thread. */
-#ifndef SLUICE_BACKEND_COMM_TEST_SAID_H_
-#define SLUICE_BACKEND_COMM_TEST_SAID_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/comm/messages.h"
@@ -27,5 +26,3 @@ void said_message(said_t* said, int32_t peer, uint64_t tag, const void* head, ui
 void said_frame(said_t* said, int32_t peer, const sluice_frame_t* frame);
 /* All other ranks leave, so that waits for them fail at once. */
 void said_all_leave(said_t* said);
-
-#endif /* SLUICE_BACKEND_COMM_TEST_SAID_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Another machine that listens at an address of rank 0. Ranks receive rank 0's card with the port of this machine. */
-#ifndef SLUICE_BACKEND_COMM_TEST_TCP_DETOUR_H_
-#define SLUICE_BACKEND_COMM_TEST_TCP_DETOUR_H_
+#pragma once
 
 #include "backend/comm/test/tcp_ranks.h"
 
@@ -24,5 +23,3 @@ typedef struct tcp_detour_s {
 
 /* Runs two ranks. Rank 1 tries to connect to the other machine. */
 void tcp_detour_run(tcp_detour_t* detour, tcp_rank_t ranks[2]);
-
-#endif /* SLUICE_BACKEND_COMM_TEST_TCP_DETOUR_H_ */

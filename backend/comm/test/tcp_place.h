@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* An address on loopback for rank 0 that no other test of this machine uses. */
-#ifndef SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_
-#define SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ static inline void tcp_place_init(char out[TCP_PLACE_BYTES]) {
   snprintf(out, TCP_PLACE_BYTES, "127.%u.%u.%u:%d", 1 + (host >> 24) % 254, host >> 16 & 255,
            1 + (host >> 8 & 255) % 254, 20000 + num_places++ % 10000);
 }
-
-#endif /* SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks of a tcp communicator, which are threads that connect through the local transport. */
-#ifndef SLUICE_BACKEND_COMM_TEST_TCP_RANKS_H_
-#define SLUICE_BACKEND_COMM_TEST_TCP_RANKS_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 
@@ -30,5 +29,3 @@ typedef struct tcp_rank_s {
 void tcp_ranks_run(tcp_rank_t* ranks, int32_t world_size);
 /* A barrier of all ranks over the parent. */
 void tcp_ranks_meet(const tcp_rank_t* me);
-
-#endif /* SLUICE_BACKEND_COMM_TEST_TCP_RANKS_H_ */

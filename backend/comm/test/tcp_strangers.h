@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Strangers: connections from outside of the job. They reach rank 0 before other ranks, which start then, and stay. */
-#ifndef SLUICE_BACKEND_COMM_TEST_TCP_STRANGERS_H_
-#define SLUICE_BACKEND_COMM_TEST_TCP_STRANGERS_H_
+#pragma once
 
 #include <netinet/in.h>
 
@@ -23,5 +22,3 @@ typedef struct tcp_strangers_s {
 
 /* Runs the ranks. Returns the longest time that a rank other than 0 took to create its communicator. */
 uint64_t tcp_strangers_run(tcp_strangers_t* strangers, tcp_rank_t* ranks, int32_t world_size);
-
-#endif /* SLUICE_BACKEND_COMM_TEST_TCP_STRANGERS_H_ */

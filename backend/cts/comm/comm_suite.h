@@ -5,8 +5,7 @@
  * Ranks are threads of the test (local, host, fake), or each process is one rank (mpi). A transport lists, with
  * reasons, the cases that it cannot pass; they still run, and a listed case that passes fails the test until it is
  * removed from the list. */
-#ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_
-#define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 
@@ -33,5 +32,3 @@ typedef struct cts_transport_s {
 int cts_comm_suite_run(const cts_transport_t* transport, int32_t world_size);
 /* The same as a program: its argument is the world size, by default 2. */
 int cts_comm_suite_main(const cts_transport_t* transport, int argc, char** argv);
-
-#endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_ */

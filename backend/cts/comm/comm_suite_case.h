@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A case of the suite, the world of ranks that it runs in, and the check that fails it. */
-#ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_CASE_H_
-#define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_CASE_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -67,5 +66,3 @@ void cts_fail_check(cts_rank_t* me, const char* file, int line, const char* text
       return;                                               \
     }                                                       \
   } while (0)
-
-#endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_CASE_H_ */

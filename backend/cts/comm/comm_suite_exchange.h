@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One exchange whose data identifies its origin. */
-#ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_
-#define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_
+#pragma once
 
 #include "backend/cts/comm/comm_suite_case.h"
 
@@ -31,5 +30,3 @@ void cts_release(cts_exchange_t* e);
 /* Waits, checks, releases. If the wait fails, returns its status. */
 sluice_status_t cts_finish(cts_rank_t* me, sluice_comm_t* comm, cts_exchange_t* e);
 sluice_status_t cts_run_exchange(cts_rank_t* me, sluice_comm_t* comm, int32_t index, cts_size_fn_t size);
-
-#endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_ */

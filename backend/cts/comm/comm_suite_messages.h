@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Messages of the suite: endpoints, patterns that identify the sender, and waits for one kind of completion. */
-#ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_MESSAGES_H_
-#define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_MESSAGES_H_
+#pragma once
 
 #include "backend/comm/messages.h"
 #include "backend/cts/comm/comm_suite_case.h"
@@ -23,5 +22,3 @@ sluice_status_t cts_send(sluice_messages_t* m, int32_t peer, uint64_t tag, const
                          uint64_t user);
 /* Waits for the only outstanding completion: 1 if it is of this kind and user. */
 int cts_await(sluice_messages_t* m, int32_t kind, uint64_t user, sluice_message_completion_t* out_completion);
-
-#endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_MESSAGES_H_ */

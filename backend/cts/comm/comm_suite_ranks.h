@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ranks of a case: creation, barriers, short deadlines, and a new group after a failure. */
-#ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_RANKS_H_
-#define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_RANKS_H_
+#pragma once
 
 #include "backend/cts/comm/comm_suite_case.h"
 
@@ -19,5 +18,3 @@ int cts_hurry(cts_rank_t* me, uint64_t timeout_ns);
 void cts_check_broken_and_destroy(cts_rank_t* me, sluice_status_t status);
 /* Makes and checks a new group of the same ranks after the old one has failed. */
 void cts_renew(cts_rank_t* me);
-
-#endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_RANKS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Messages of known sizes between threads, as in MPI: a send completes when its receive has taken it, and reports that
  * slightly later than the receive. */
-#ifndef SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
-#define SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
+#pragma once
 
 #include "backend/comm/sized_messages.h"
 
@@ -20,5 +19,3 @@ typedef struct sized_rank_s {
 
 /* user: the rank's sized_rank_t. */
 extern const sluice_sized_messages_t sized_mailbox_messages;
-
-#endif /* SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Conformance of devices: the lanes and events of backend/device/device.h. Every implementation passes these cases. */
-#ifndef SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_
-#define SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_
+#pragma once
 
 #include "backend/device/device.h"
 
@@ -18,5 +17,3 @@ typedef struct cts_device_s {
 
 /* Runs every case under cmocka; returns the number of failures. */
 int cts_device_suite_run(const cts_device_t* device);
-
-#endif /* SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Arrays of gpu_suite, each on the host, for the plain version, and on the device. */
-#ifndef SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_
-#define SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ double gpu_get(int32_t dtype, const void* data, int64_t i);
 
 /* NULL, or the place where the device's result differs from the plain one by more than relative * |x| + absolute. */
 const char* gpu_differs(const gpu_array_t* a, int32_t dtype, double relative, double absolute);
-
-#endif /* SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* CUDA graphs, for the programs that run on a GPU: frameworks capture streams, the library never calls these functions.
  * They are loaded from the driver, or are those of the fake (-DSLUICE_GPU_SUITE_FAKE). */
-#ifndef SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_
-#define SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_
+#pragma once
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ static void gpu_graph_drop(gpu_graph_t* g) {
 }
 
 #endif
-
-#endif /* SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_ */

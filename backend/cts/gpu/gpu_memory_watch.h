@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks that device memory is returned after each case of gpu_layer. */
-#ifndef SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
-#define SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdio.h>
@@ -39,5 +38,3 @@ static inline const char* gpu_memory_seen(gpu_memory_watch_t* w, size_t now) {
   printf("     note: %s\n", text);
   return NULL;
 }
-
-#endif /* SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The parts of gpu_suite, one file each. They run with an open rig, between enter and leave of the device. */
-#ifndef SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
-#define SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
+#pragma once
 
 void gpu_part_kernels(void);
 void gpu_decode(void); /* packed weights, in the part `kernels` */
@@ -21,5 +20,3 @@ void gpu_part_adam(void);
 void gpu_part_profile_kernels(void);
 void gpu_part_profile_grouped(void);
 void gpu_part_profile_single(void);
-
-#endif /* SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_ */

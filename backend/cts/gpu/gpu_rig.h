@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by all parts of gpu_suite: the device, its memory and driver, and the drop counters of cases. */
-#ifndef SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
-#define SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/base/test/last_error.h"
@@ -36,5 +35,3 @@ void gpu_die(const char* what);
 /* The context of the device is current between enter and leave. Calls may nest. */
 void gpu_enter(void);
 void gpu_leave(void);
-
-#endif /* SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_ */

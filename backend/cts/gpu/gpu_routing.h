@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Functions of the part `routing` that other files use or define. */
-#ifndef SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
-#define SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -10,5 +9,3 @@ const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
 
 void gpu_report_token_copies(void); /* gpu_token_copies.c */
 void gpu_report_gate(void);         /* gpu_gate.c */
-
-#endif /* SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_ */

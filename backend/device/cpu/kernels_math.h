@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The activations in double, by their equations; infinities give the results of the equations (f(-inf) of GELU and SiLU
  * is NaN, as in PyTorch, so that an overflow stays visible). */
-#ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_MATH_H_
-#define SLUICE_BACKEND_DEVICE_CPU_KERNELS_MATH_H_
+#pragma once
 
 #include <math.h>
 
@@ -73,5 +72,3 @@ static inline sluice_unit_at_t sluice_unit_at(const sluice_unit_t* unit, double 
   return (sluice_unit_at_t){g * s, x > limit ? 0 : s + alpha * g * (s * (1 - s)), clamped + (double)unit->offset,
                             fabs(u) > limit ? 0 : (isnan(u) ? u : 1)};
 }
-
-#endif /* SLUICE_BACKEND_DEVICE_CPU_KERNELS_MATH_H_ */

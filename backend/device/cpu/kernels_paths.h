@@ -4,8 +4,7 @@
  * instructions. All versions, including the plain one, give the same bits, except for activations: avx2 and avx512
  * agree bit for bit, and portable differs from them by the rounding of an emulated multiply-add
  * (kernels_accuracy_test.c has the measured errors). */
-#ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_
-#define SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_
+#pragma once
 
 #include "backend/device/kernels.h"
 
@@ -15,5 +14,3 @@ const sluice_kernels_t* sluice_cpu_kernels_portable(void);
 
 /* "avx512", "avx2" or "portable": the kernels that sluice_cpu_kernels returns. */
 const char* sluice_cpu_kernels_name(void);
-
-#endif /* SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Runs row kernels on the caller's OpenMP threads, if there is enough work for more than one: between two
  * multi-threaded GEMMs, a single-threaded activation would be the longest part of a pass. */
-#ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_
-#define SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_
+#pragma once
 
 #include "backend/base/threads.h"
 #include "backend/device/kernels.h"
@@ -17,5 +16,3 @@ const sluice_kernels_t* sluice_cpu_kernels_over(const sluice_kernels_t* kernels,
 
 /* sluice_cpu_kernels over the thread pool of this process, if it exists. Any thread. */
 const sluice_kernels_t* sluice_cpu_kernels_shared(void);
-
-#endif /* SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_ */

@@ -11,8 +11,7 @@
  * call as EXTERNAL. Jobs after a failed one are skipped as on a CPU; their events are still recorded.
  *
  * Threads: as device.h. After fork the child's device is inert: calls return STATE, destroy frees host memory only. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_driver.h"
 #include "backend/device/cuda/cuda_numa.h"
@@ -96,5 +95,3 @@ sluice_status_t sluice_cuda_check_memory(sluice_device_t* device, const void* da
                                          const char* name);
 /* Returns INVALID_ARGUMENT unless the stream (NULL: the default one) belongs to the device's context. */
 sluice_status_t sluice_cuda_check_stream(sluice_device_t* device, sluice_stream_t stream);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_ */

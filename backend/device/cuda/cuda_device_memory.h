@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Implements device/device_memory.h for CUDA. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
+#pragma once
 
 #include "backend/device/device.h"
 
@@ -9,5 +8,3 @@ extern const sluice_device_memory_t sluice_cuda_memory;
 
 /* Releases the cached blocks. The device is entered if possible; called by destroy. */
 void sluice_cuda_memory_release(sluice_device_t* device);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_ */

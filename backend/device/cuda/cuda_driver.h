@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The CUDA driver as one table of symbols, loaded by name at run time. libsluice does not link CUDA; tests fill the
  * table themselves (fake/). */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -54,5 +53,3 @@ sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver);
  * with the driver's name and text for `code` as native code. */
 sluice_status_t sluice_cuda_fail(const sluice_cuda_driver_t* driver, int code, const char* what, ...)
     __attribute__((format(printf, 3, 4)));
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_ */

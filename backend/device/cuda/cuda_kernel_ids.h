@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The kernels of the image by number. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_
+#pragma once
 
 enum {
 #define KERNEL(name, args) SLUICE_CUDA_##name,
@@ -12,5 +11,3 @@ enum {
 #undef KERNEL_DTYPES
   SLUICE_CUDA_NUM_KERNELS
 };
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_ */

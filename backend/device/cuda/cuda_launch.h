@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Launches kernels on the device that this thread has entered. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/device/cuda/cuda_kernel_ids.h"
@@ -13,5 +12,3 @@ void sluice_cuda_launch(int32_t kernel, sluice_stream_t stream, const void* args
 
 /* Returns the first failed launch since enter, with its record on this thread; leave reports it too. */
 sluice_status_t sluice_cuda_launch_status(void);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Device memory as an allocator, and a bounded pool of pinned host memory for offload. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_device.h"
 
@@ -60,5 +59,3 @@ sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream
                                  uint64_t bytes);
 sluice_status_t sluice_cuda_fill(sluice_device_t* device, sluice_stream_t stream, void* to, int32_t value,
                                  uint64_t bytes);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_ */

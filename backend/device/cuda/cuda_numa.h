@@ -3,8 +3,7 @@
  * Pages are mapped, bound to the node by a system call and registered with the driver. If the host has one node, the
  * kernel or the driver refuses, or the device's node is unknown, the memory comes from the driver (cuMemHostAlloc),
  * which is logged once. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_NUMA_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_NUMA_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ void sluice_cuda_numa_read_from(const char* sysfs);
 int sluice_cuda_numa_alloc(const sluice_cuda_driver_t* driver, sluice_cuda_numa_t* numa, uint64_t bytes,
                            void** out_data, int32_t* out_mapped);
 void sluice_cuda_numa_free(const sluice_cuda_driver_t* driver, void* data, uint64_t bytes, int32_t mapped);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_NUMA_H_ */

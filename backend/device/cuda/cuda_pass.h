@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Runs passes on a device: begin, submit, join, and the state that a pass leaves on lanes. The device is entered. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_state.h"
 
@@ -17,5 +16,3 @@ sluice_status_t sluice_cuda_begin(sluice_device_t* device, int32_t num_events, s
                                   sluice_stream_t stream);
 sluice_status_t sluice_cuda_submit(sluice_device_t* device, const sluice_job_t* job);
 sluice_status_t sluice_cuda_join(sluice_device_t* device);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_ */

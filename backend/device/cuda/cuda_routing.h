@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Routing and gating on the device: the host reads none of it. Call between sluice_cuda_enter and _leave; every pointer
  * is device memory; results are stream-complete. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
@@ -23,5 +22,3 @@ void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* a
 uint64_t sluice_cuda_table_bytes(int32_t num_experts);
 sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* entries, int32_t num_experts,
                                         void* scratch, int32_t** out_table);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_ */

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The kernels of cuda_routing.h and cuda_token_copies.h, implementing device/routing_kernels.h. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_KERNELS_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_KERNELS_H_
+#pragma once
 
 #include "backend/device/device.h"
 
 extern const sluice_routing_kernels_t sluice_cuda_routing_kernels;
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_KERNELS_H_ */

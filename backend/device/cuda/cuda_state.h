@@ -9,8 +9,7 @@
  *                  the tables of a device with its own memory, for the engine
  * cuda_times.c     times of the jobs of a pass
  * cuda_memory.c    its allocator and its pools */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -79,5 +78,3 @@ static inline sluice_cuda_memory_state_t* sluice_cuda_memory_state(sluice_device
     int cu_code_ = (device)->driver->call;                                               \
     if (cu_code_ != 0) return sluice_cuda_fail((device)->driver, cu_code_, __VA_ARGS__); \
   } while (0)
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_ */

@@ -2,8 +2,7 @@
 /* Times of the jobs of a pass on the device: an event before and one after each job, on its lane, relative to one on
  * the host's stream at the begin of the pass. If an event cannot be created or recorded, the pass has no times; nothing
  * else fails. The device is entered. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_TIMES_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_TIMES_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_device.h"
 
@@ -22,5 +21,3 @@ void sluice_cuda_times_mark(sluice_device_t* device, sluice_cuda_times_t* times,
 int sluice_cuda_times_read(sluice_device_t* device, const sluice_cuda_times_t* times, int32_t num_jobs,
                            uint64_t* begin_ns, uint64_t* end_ns);
 void sluice_cuda_times_release(sluice_device_t* device, sluice_cuda_times_t* times);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_TIMES_H_ */

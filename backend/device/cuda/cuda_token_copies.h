@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Token copies on the device: a part of sluice_cuda_routing_kernels. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_TOKEN_COPIES_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_CUDA_TOKEN_COPIES_H_
+#pragma once
 
 #include "backend/device/device.h"
 
@@ -14,5 +13,3 @@ sluice_status_t sluice_cuda_move_words(sluice_device_t* device, sluice_stream_t 
                                        int64_t num_runs, const int32_t* src, int32_t* dst);
 sluice_status_t sluice_cuda_place_token_copies(sluice_device_t* device, sluice_stream_t stream,
                                                const sluice_device_arrivals_t* arrivals);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_TOKEN_COPIES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A device for tests that wraps another one, records the sequence of submitted jobs, and fails on command. */
-#ifndef SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_
-#define SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_
+#pragma once
 
 #include "backend/device/device.h"
 
@@ -34,5 +33,3 @@ sluice_status_t sluice_fake_device_create(sluice_device_t* inner, sluice_device_
 void sluice_fake_device_inject(sluice_device_t* device, const sluice_fake_device_fault_t* fault);
 /* Returns the number of submits; out_submits has the first SLUICE_FAKE_DEVICE_MAX_SUBMITS, borrowed until destroy. */
 uint64_t sluice_fake_device_submits(const sluice_device_t* device, const sluice_fake_submit_t** out_submits);
-
-#endif /* SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_ */

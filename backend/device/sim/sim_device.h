@@ -9,8 +9,7 @@
  * A link that a token bucket shapes, as in clouds and `tc tbf`, sends at once what it could have sent in the preceding
  * pause, up to `bucket` seconds of line time: a job of the communication lane reports how much of its time the line
  * takes. */
-#ifndef SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_
-#define SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_
+#pragma once
 
 #include "backend/base/lanes.h"
 #include "backend/device/device.h"
@@ -52,5 +51,3 @@ sluice_status_t sluice_sim_device_create(const sluice_sim_model_t* model, sluice
                                          sluice_device_t** out_device);
 /* Returns the result of the last joined pass. */
 void sluice_sim_device_result(const sluice_device_t* device, sluice_sim_result_t* out_result);
-
-#endif /* SLUICE_BACKEND_DEVICE_SIM_SIM_DEVICE_H_ */

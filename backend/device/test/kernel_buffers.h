@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Data of the tests of row kernels: buffers of any dtype with values of mixed magnitudes and a guard after each. */
-#ifndef SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_
-#define SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -86,5 +85,3 @@ static inline void assert_same(const buffer_t* want, const buffer_t* got, const 
     }
   }
 }
-
-#endif /* SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_ */

@@ -2,8 +2,7 @@
 /* The row kernels whose results have the same bits in every version, against the plain version: a case for each entry,
  * run by the tests of each version over their dtypes, widths and numbers of rows. Outputs start as NaN, and the guard
  * elements after every output must survive. */
-#ifndef SLUICE_BACKEND_DEVICE_TEST_ROW_CASES_H_
-#define SLUICE_BACKEND_DEVICE_TEST_ROW_CASES_H_
+#pragma once
 
 #include "backend/device/kernels.h"
 #include "backend/device/test/kernel_buffers.h"
@@ -173,5 +172,3 @@ static void round_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t r
   }
   release(&sums);
 }
-
-#endif /* SLUICE_BACKEND_DEVICE_TEST_ROW_CASES_H_ */

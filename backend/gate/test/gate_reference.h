@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A slow gate in double, written from gate.h alone, and tensors for the tests of the gate. */
-#ifndef SLUICE_BACKEND_GATE_TEST_GATE_REFERENCE_H_
-#define SLUICE_BACKEND_GATE_TEST_GATE_REFERENCE_H_
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -153,5 +152,3 @@ static inline void slow_gate(const sluice_gate_config_t* c, slow_t* s, int64_t c
   slow_drop(c, s, capacity);
   slow_finish(c, s);
 }
-
-#endif /* SLUICE_BACKEND_GATE_TEST_GATE_REFERENCE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The choices of "auto" in the machine cache, for later processes. Internal to backend/gemm/auto. */
-#ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_CACHE_H_
-#define SLUICE_BACKEND_GEMM_AUTO_AUTO_CACHE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ int sluice_gemm_choices_read(const char* candidates, sluice_gemm_choice_t* out_c
 /* Replaces the stored choices. If they cannot be written, the next process measures again; the log says so (INFO, since
  * a read-only cache folder is no fault). */
 void sluice_gemm_choices_write(const char* candidates, const sluice_gemm_choice_t* choices, int count);
-
-#endif /* SLUICE_BACKEND_GEMM_AUTO_AUTO_CACHE_H_ */

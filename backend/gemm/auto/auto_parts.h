@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The parts of a list's GEMMs that the selector measures. Internal to backend/gemm/auto. */
-#ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_
-#define SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_
+#pragma once
 
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/gemm_form.h"
@@ -33,5 +32,3 @@ void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_grouped_ge
 uint64_t sluice_gemm_parts_result_bytes(const sluice_gemm_parts_t* parts);
 /* Returns the `in_run` parts of the next run. Results that are weight gradients have been evicted from the caches. */
 const sluice_gemm_problem_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch);
-
-#endif /* SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_ */

@@ -6,8 +6,7 @@
  * which runs of the candidates are paid, in turns, so that a disturbance of the machine affects all candidates. Hence
  * no step takes much longer than one without measurements. If a run exceeds its expected time, later calls pay for it.
  */
-#ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_RACE_H_
-#define SLUICE_BACKEND_GEMM_AUTO_AUTO_RACE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ void sluice_gemm_race_ran(sluice_gemm_race_t* race, int kind, double seconds, do
 
 /* Whether `best` decides. */
 int sluice_gemm_race_is_over(const sluice_gemm_race_t* race);
-
-#endif /* SLUICE_BACKEND_GEMM_AUTO_AUTO_RACE_H_ */

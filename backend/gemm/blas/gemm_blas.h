@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs through a BLAS, which is called through one table of symbols. Tests may fill the table. */
-#ifndef SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_
-#define SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -20,5 +19,3 @@ sluice_status_t sluice_gemm_blas_open(const char* library, sluice_allocator_t* a
 /* Creates the gemm from a filled table. The name shows `label` in parentheses. */
 sluice_status_t sluice_gemm_blas_create_from(const sluice_blas_symbols_t* symbols, const char* label,
                                              sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
-
-#endif /* SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_ */

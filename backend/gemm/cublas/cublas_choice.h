@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Chooses the function of cuBLAS or cuBLASLt for a list of GEMMs, by its shape. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_CHOICE_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_CHOICE_H_
+#pragma once
 
 #include "backend/gemm/gemm.h"
 
@@ -23,5 +22,3 @@ int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list, int32_t num_sms)
 int32_t sluice_cublas_sms_of(int64_t m, int64_t n, int32_t num_sms);
 /* "grouped", "single", "lt", "streams"; SLUICE_CUBLAS_BY_RULE for any other text, and for NULL. */
 int32_t sluice_cublas_how_named(const char* name);
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_CHOICE_H_ */

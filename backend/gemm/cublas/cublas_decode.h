@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Decodes packed weights of a list to its scratch memory, some GEMMs at a time. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_DECODE_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_DECODE_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/gemm/gemm.h"
@@ -21,5 +20,3 @@ int sluice_cublas_can_decode(const sluice_grouped_gemm_t* list);
  * to it. Call it between enter and leave of the device. */
 sluice_status_t sluice_cublas_decode_next(const sluice_grouped_gemm_t* list, int64_t* inout_next,
                                           sluice_cublas_decoded_t* decoded, sluice_grouped_gemm_t* out_part);
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_DECODE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Streams for concurrent GEMMs: the caller's and some of our own, each with a cuBLAS handle and a workspace. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_STREAMS_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_STREAMS_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_driver.h"
 #include "backend/gemm/cublas/cublas_symbols.h"
@@ -35,5 +34,3 @@ sluice_status_t sluice_cublas_streams_fork(sluice_cublas_streams_t* s, sluice_st
 int32_t sluice_cublas_streams_next(sluice_cublas_streams_t* s, double work);
 /* Later work on the caller's stream starts after the work of all streams. Always joins, and passes `status` on. */
 sluice_status_t sluice_cublas_streams_join(sluice_cublas_streams_t* s, sluice_stream_t caller, sluice_status_t status);
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_STREAMS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The functions of cuBLAS that Sluice calls, as a table, and their constants. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ enum {
   SLUICE_CUBLAS_MATH_FULL_REDUCTION = 16,
   SLUICE_CUBLAS_ALGORITHM_DEFAULT = -1
 };
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_ */

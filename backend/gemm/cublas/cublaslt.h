@@ -4,8 +4,7 @@
  * multiple of 16, more rows to a multiple of 128, and cuBLASLt checks the algorithm for the exact number. Internal to
  * gemm/cublas, which uses it for SLUICE_CUBLAS_LT (cublas_choice.h). Without the library, all GEMMs go through cuBLAS.
  */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -67,5 +66,3 @@ sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, s
 void sluice_cublaslt_close(sluice_cublaslt_t* lt); /* accepts NULL */
 /* Enqueues one GEMM. *out_declined: the library has no algorithm for it, and nothing was done. */
 sluice_status_t sluice_cublaslt_run(sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* call, int* out_declined);
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_ */

@@ -13,8 +13,7 @@
  *
  * With one library version on one GPU the bits repeat from run to run: they depend on a GEMM's shape, the size of its
  * workspace and the number of SMs that cuBLAS is told, not on the stream. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
+#pragma once
 
 #include "backend/device/device.h"
 #include "backend/gemm/cublas/cublas_choice.h"
@@ -41,5 +40,3 @@ typedef struct sluice_gemm_cublas_options_s {
  * (SLUICE_CUBLAS_SMS), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* options, sluice_allocator_t* allocator,
                                           sluice_gemm_t** out_gemm);
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_ */

@@ -3,8 +3,7 @@
  * uses the widest set of kernels that the processor can run. The environment variable SLUICE_NATIVE ("amx",
  * "avx512_bf16", "avx512" or "avx2") replaces this choice; any other name, or a set that the processor cannot run, is
  * an error. Only the bits of bf16 depend on the set: "amx" and "avx512_bf16" each have their own. */
-#ifndef SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_
-#define SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -18,5 +17,3 @@ sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_ge
 /* The same with these threads, for tests. */
 sluice_status_t sluice_gemm_native_create_with(const sluice_threads_t* pool, sluice_allocator_t* allocator,
                                                sluice_gemm_t** out_gemm, char* why, size_t why_bytes);
-
-#endif /* SLUICE_BACKEND_GEMM_NATIVE_GEMM_NATIVE_H_ */

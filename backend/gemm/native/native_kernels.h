@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The kernels of "native": a table for each instruction set, chosen at run time. All have the same bits, except for
  * bf16 in a table with a sluice_native_bf16_t or kernels that multiply pairs. Internal to backend/gemm/native. */
-#ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
-#define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -117,5 +116,3 @@ int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]);
  * name `wanted`; UNSUPPORTED if this processor cannot run that set. */
 sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count, const char* wanted,
                                      const sluice_native_kernels_t** out_kernels, char* why, size_t why_bytes);
-
-#endif /* SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_ */

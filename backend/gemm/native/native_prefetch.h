@@ -5,8 +5,7 @@
  * alternate between rows in several pages, line by line: on one Sapphire Rapids core it fetched 13 GB/s from memory,
  * and 9 GB/s row after row. Alternating costs a few more instructions, and is not needed with much computation per
  * line. */
-#ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_PREFETCH_H_
-#define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_PREFETCH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -74,5 +73,3 @@ static inline __attribute__((always_inline)) const char* sluice_native_next_line
   p->outer = p->outers;
   return at + p->to_outmost;
 }
-
-#endif /* SLUICE_BACKEND_GEMM_NATIVE_NATIVE_PREFETCH_H_ */

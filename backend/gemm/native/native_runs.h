@@ -5,8 +5,7 @@
  * from the front of its own run; when that is empty, from the back of the longest run. The time of a piece is not known
  * in advance: experts with few rows wait for memory, those with many compute, and other processes slow down some
  * threads but not others. A piece is whole panels, so its bits do not depend on the thread that computes it. */
-#ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_RUNS_H_
-#define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_RUNS_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ void sluice_runs_set(const sluice_runs_t* runs, int index, int64_t first, int64_
 
 /* Takes the next piece for the thread of run `index`; returns 0 if all panels are taken. Thread-safe. */
 int sluice_runs_take(const sluice_runs_t* runs, int index, sluice_piece_t* out_piece);
-
-#endif /* SLUICE_BACKEND_GEMM_NATIVE_NATIVE_RUNS_H_ */

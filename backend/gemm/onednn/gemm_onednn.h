@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs through oneDNN, which is called through one table of symbols. Tests may fill the table. The types of oneDNN
  * that the calls need are declared here, so that the build needs no oneDNN. */
-#ifndef SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_
-#define SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -43,5 +42,3 @@ sluice_status_t sluice_gemm_onednn_open(const char* library, sluice_allocator_t*
 /* Creates the gemm from a filled table. */
 sluice_status_t sluice_gemm_onednn_create_from(const sluice_onednn_symbols_t* symbols, sluice_allocator_t* allocator,
                                                sluice_gemm_t** out_gemm);
-
-#endif /* SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The executor of the protocol (backend/migration/protocol.h): a rank's moves, over an endpoint of messages that exists
  * only during a move. The public header sluice/migration.h documents each call. */
-#ifndef SLUICE_BACKEND_MIGRATION_RUN_RUN_H_
-#define SLUICE_BACKEND_MIGRATION_RUN_RUN_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/migration.h"
@@ -21,5 +20,3 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* migration, uint64_t i
 sluice_status_t sluice_move_mark_still(sluice_migration_t* migration, uint64_t id, int32_t peer);
 void sluice_move_abort(sluice_migration_t* migration, const char* reason);
 void sluice_move_read_progress(sluice_migration_t* migration, sluice_migration_progress_t* out_progress);
-
-#endif /* SLUICE_BACKEND_MIGRATION_RUN_RUN_H_ */

@@ -7,8 +7,7 @@
  * control_messages.c  control messages between ranks, and arriving chunks
  * early.c             items that are sent, or have arrived, before the boundary
  * phases.c            events and rules: begin, commit, settle, abort */
-#ifndef SLUICE_BACKEND_MIGRATION_RUN_STATE_H_
-#define SLUICE_BACKEND_MIGRATION_RUN_STATE_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -122,5 +121,3 @@ void sluice_move_stop_access(sluice_migration_t* m);
  * deadline_ns has passed. If a rank closed it earlier, ranks that do not yet know the reason would report it as
  * lost. */
 void sluice_move_close_endpoint(sluice_migration_t* m, uint64_t deadline_ns);
-
-#endif /* SLUICE_BACKEND_MIGRATION_RUN_STATE_H_ */

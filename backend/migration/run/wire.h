@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The messages between ranks of a migration, as bytes. All ranks have the same build, so structs are sent as they are.
  * Private to backend/migration/run. */
-#ifndef SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_
-#define SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ static inline uint64_t sluice_move_chunk_tag(int32_t when) { return (uint64_t)wh
 /* The user word of a request. */
 #define SLUICE_MOVE_IS_CHUNK (UINT64_C(1) << 32)
 static inline uint64_t sluice_move_word_of_chunk(int32_t index) { return SLUICE_MOVE_IS_CHUNK | (uint64_t)index; }
-
-#endif /* SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_ */

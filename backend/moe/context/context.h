@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The context that a public handle points to: the state that the layers of one model share on one rank. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_CONTEXT_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_CONTEXT_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -127,5 +126,3 @@ sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32
 void sluice_engine_give_back(sluice_context_t* context);
 
 void sluice_trace_add(sluice_trace_t* trace, const sluice_trace_event_t* event);
-
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_CONTEXT_H_ */

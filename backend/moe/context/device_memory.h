@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Makes a context keep its rows in the device's own memory. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_
+#pragma once
 
 #include "backend/moe/context/context.h"
 
@@ -9,4 +8,3 @@
  * or in memory of the callbacks if they are not NULL. Call it before any layer is made. */
 void sluice_engine_set_device_memory(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
                                      sluice_free_fn_t release, void* allocate_user);
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_ */

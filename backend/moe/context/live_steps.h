@@ -2,8 +2,7 @@
 /* The list of a context's steps that have not been dropped: a handle is checked without dereferencing it.
  *
  * Thread-safe: a host drops steps from any thread. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_LIVE_STEPS_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_LIVE_STEPS_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -26,5 +25,3 @@ int sluice_live_steps_has(sluice_live_steps_t* live, const void* step);
 /* Whether `is_meant` returns true for any step. The callback must not use the list. */
 int sluice_live_steps_any(sluice_live_steps_t* live, int (*is_meant)(const void* step, const void* user),
                           const void* user);
-
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_LIVE_STEPS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The memory of one running pass, except saved buffers of steps, reused from pass to pass. A pass and its binding use
  * no other, so that a context could have several. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_PASS_MEMORY_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_PASS_MEMORY_H_
+#pragma once
 
 #include "backend/memory/arena.h"
 
@@ -37,5 +36,3 @@ void sluice_pass_memory_give_back(sluice_pass_memory_t* memory);
 /* Bytes of all arenas in row memory, and of all others. */
 uint64_t sluice_pass_memory_row_bytes(const sluice_pass_memory_t* memory);
 uint64_t sluice_pass_memory_host_bytes(const sluice_pass_memory_t* memory);
-
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_PASS_MEMORY_H_ */

@@ -4,8 +4,7 @@
  *
  * Candidates run as ordinary training steps (results do not depend on n). Later headers carry the pass times, so every
  * rank sees the same numbers of all ranks and decides the same, without an exchange of its own. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_POLICY_HOOK_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_POLICY_HOOK_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/moe.h"
@@ -105,5 +104,3 @@ struct sluice_policy_hook_s {
   uint64_t state;                       /* hash of all state that affects decisions, except reports; in each header */
   char words[SLUICE_POLICY_HOOK_WORDS]; /* the same as text, for the message if ranks differ */
 };
-
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_POLICY_HOOK_H_ */

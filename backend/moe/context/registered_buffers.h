@@ -6,8 +6,7 @@
  * in the header of its first call: registered memory if all ranks are willing, else plain memory. The decision is
  * final. If ranks pair different contexts in one call and these have decided differently, the call is a MISMATCH on all
  * ranks. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_REGISTERED_BUFFERS_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_REGISTERED_BUFFERS_H_
+#pragma once
 
 #include "backend/moe/context/context.h"
 
@@ -21,5 +20,3 @@ void sluice_registered_buffers_open(sluice_context_t* context, int owns_memory);
 int32_t sluice_registered_buffers_word(sluice_context_t* context);
 /* words: [W], of all ranks. MISMATCH on all ranks if contexts of both final states meet; else the call decides. */
 sluice_status_t sluice_registered_buffers_agree(sluice_context_t* context, const int32_t* words, int32_t layer_id);
-
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_REGISTERED_BUFFERS_H_ */

@@ -4,8 +4,7 @@
  *
  * Work is enqueued on `stream`, the host's or a lane's (NULL in host memory), and is complete when the stream is; in
  * host memory at once. Errors: those of device/device_memory.h; host memory has none. */
-#ifndef SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
-#define SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
+#pragma once
 
 #include "backend/base/pages_prefault.h"
 #include "backend/comm/comm.h"
@@ -59,5 +58,3 @@ typedef struct sluice_row_memory_s {
 
 extern const sluice_row_memory_t sluice_rows_in_host_memory;
 extern const sluice_row_memory_t sluice_rows_in_device_memory;
-
-#endif /* SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tells the other ranks that this rank refuses a call, or that a pass failed after its header. */
-#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_FAILURE_H_
-#define SLUICE_BACKEND_MOE_HANDSHAKE_FAILURE_H_
+#pragma once
 
 #include "backend/moe/context/context.h"
 
@@ -12,5 +11,3 @@ sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t r
  * (in_step), the next header tells the other ranks. A rank that could not take part in the payload (no memory, no
  * thread) aborts its communicator, so that the others do not wait for it. */
 sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t status, int in_step);
-
-#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_FAILURE_H_ */

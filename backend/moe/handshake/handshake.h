@@ -4,8 +4,7 @@
  * Each rank sends every other rank a message of fixed size: the header, and the first counts for that peer. The size is
  * fixed because ranks that disagree about anything (another layer, another n) would otherwise disagree about sizes, for
  * which some transports kill the process. The remaining counts follow in a second exchange, once the headers agree. */
-#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_HANDSHAKE_H_
-#define SLUICE_BACKEND_MOE_HANDSHAKE_HANDSHAKE_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -64,5 +63,3 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
 
 /* Exchanges the counts alone, after a handshake without them: a plan needs an all-reduce in between to cut chunks. */
 sluice_status_t sluice_exchange_counts(sluice_binding_t* binding);
-
-#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_HANDSHAKE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory for exchanges of one fixed size with every rank. It is reserved with the first layer, so that a rank without
  * memory can still tell the others. Private to handshake. */
-#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_
-#define SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_
+#pragma once
 
 #include "backend/comm/exchange_arrays.h"
 #include "backend/moe/context/context.h"
@@ -19,5 +18,3 @@ sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_hea
 
 /* Runs one exchange and waits for it. phase: for error messages. */
 sluice_status_t sluice_header_exchange(sluice_comm_t* comm, const sluice_exchange_arrays_t* arrays, const char* phase);
-
-#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_ */

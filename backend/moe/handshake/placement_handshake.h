@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks that all ranks give the same placement of experts; otherwise all refuse it. */
-#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_
-#define SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 
@@ -10,5 +9,3 @@
  * Errors: the refusal with its record; PEER_REFUSED; MISMATCH naming ranks and entry; what the communicator reports. */
 sluice_status_t sluice_placement_agree(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
                                        sluice_status_t refusal, const char* text);
-
-#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state of a layer under a capacity: its drop counters, and the calls that the ranks have agreed on. */
-#ifndef SLUICE_BACKEND_MOE_LAYER_CAPACITY_STATE_H_
-#define SLUICE_BACKEND_MOE_LAYER_CAPACITY_STATE_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 
@@ -23,5 +22,3 @@ void sluice_capacity_destroy(sluice_moe_t* moe);
 
 /* Called for a new plan: each kind of call has a header again, in which the ranks compare plans. */
 void sluice_capacity_forget_agreed(const sluice_moe_t* moe);
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_CAPACITY_STATE_H_ */

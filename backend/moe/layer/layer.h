@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The layer that a public handle points to: a checked config and the tables of the placement. */
-#ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_H_
-#define SLUICE_BACKEND_MOE_LAYER_LAYER_H_
+#pragma once
 
 #include "backend/device/kernels.h"
 #include "backend/model/pass_sizes.h"
@@ -81,5 +80,3 @@ static inline int64_t* sluice_layer_rank_rows(const sluice_moe_t* moe) {
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
   return moe->first_position[rank + 1] - moe->first_position[rank];
 }
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_LAYER_H_ */

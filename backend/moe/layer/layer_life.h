@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Creates and destroys layers. */
-#ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_
-#define SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 
@@ -20,5 +19,3 @@ uint64_t sluice_layer_plan_key(const sluice_moe_t* moe);
 uint64_t sluice_layer_bytes_kind(const sluice_moe_t* moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_ */

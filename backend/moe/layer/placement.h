@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Placements: from the host's two lists to the tables of a layer, by position (layer.h). These functions allocate
  * nothing, so that replacing a placement cannot fail for lack of memory. */
-#ifndef SLUICE_BACKEND_MOE_LAYER_PLACEMENT_H_
-#define SLUICE_BACKEND_MOE_LAYER_PLACEMENT_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "sluice/moe.h"
@@ -26,5 +25,3 @@ int sluice_placement_has_numbers(const sluice_expert_placement_t* placement, int
 
 /* The rank of a position: the last rank with experts whose positions begin at or before it. */
 int32_t sluice_rank_of_position(const int32_t* first_position, int32_t world_size, int32_t position);
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_PLACEMENT_H_ */

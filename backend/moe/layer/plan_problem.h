@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The input of planning for a layer: its shape, and the current state of its context. */
-#ifndef SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_
-#define SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 #include "backend/plan/plans_by_size.h"
@@ -16,5 +15,3 @@ sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* cont
 uint64_t sluice_planned_block_bytes(const sluice_moe_t* moe, int32_t which);
 /* The bytes of a block that holds both tensors of a step, kept or offloaded, under any plan of the layer. */
 uint64_t sluice_planned_most_block_bytes(const sluice_moe_t* moe, int is_offloaded);
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_ */

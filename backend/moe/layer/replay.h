@@ -9,8 +9,7 @@
  * every rank proposes. All ranks choose from them by the same rule, in the same list: forwards enter the list in the
  * order of calls, after the ranks have agreed on one, with the choice that they agreed on. (A rank that cannot continue
  * alone between the two aborts its communicator, and with it the context.) */
-#ifndef SLUICE_BACKEND_MOE_LAYER_REPLAY_H_
-#define SLUICE_BACKEND_MOE_LAYER_REPLAY_H_
+#pragma once
 
 #include "backend/moe/context/policy_hook.h"
 
@@ -47,5 +46,3 @@ void sluice_replay_end(sluice_replay_t* replay);
 
 /* Called when plans are made again: plan numbers of earlier forwards are no longer valid. */
 void sluice_replay_forget(sluice_replay_t* replay);
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_REPLAY_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The variants of a layer: a table of functions for each property, chosen once when the layer is made
  * (run/make_layer.c), so that no other code tests which variant it is. The folders above define the tables. */
-#ifndef SLUICE_BACKEND_MOE_LAYER_STRATEGIES_H_
-#define SLUICE_BACKEND_MOE_LAYER_STRATEGIES_H_
+#pragma once
 
 struct sluice_copies_s;
 struct sluice_pass_lanes_s;
@@ -19,5 +18,3 @@ typedef struct sluice_strategies_s {
   /* By SLUICE_DEDUPLICATE_NONE, _RANKS and _NODES of a pass, if the layer leaves that open; else NULL. */
   const struct sluice_strategies_s* by_deduplication;
 } sluice_strategies_t;
-
-#endif /* SLUICE_BACKEND_MOE_LAYER_STRATEGIES_H_ */

@@ -2,8 +2,7 @@
 /* CPU time of the calling thread outside of ops: of binding, and of walking the template. Measured while a trace is
  * kept, on a device in host memory. Each reading is a system call of a few hundred nanoseconds, so its cost is counted
  * too: an interval between two readings includes half of each, one in all. */
-#ifndef SLUICE_BACKEND_MOE_PASS_HOST_TIMES_H_
-#define SLUICE_BACKEND_MOE_PASS_HOST_TIMES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -49,5 +48,3 @@ static inline uint64_t sluice_between_ops(uint64_t ns, uint64_t usual_ns, uint64
   ns = sluice_unless_far_longer(ns, usual_ns);
   return ns < most_ns ? ns : most_ns;
 }
-
-#endif /* SLUICE_BACKEND_MOE_PASS_HOST_TIMES_H_ */

@@ -2,8 +2,7 @@
 /* How ops are submitted to lanes, and which clock times them. With rows in host memory lanes are threads: consecutive
  * ops of which only the first waits are one job, and the host's clock times each op. With rows in device memory lanes
  * are streams: the calling thread enqueues ops in program order, and the device times them. */
-#ifndef SLUICE_BACKEND_MOE_PASS_LANES_H_
-#define SLUICE_BACKEND_MOE_PASS_LANES_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -39,5 +38,3 @@ static inline int sluice_pass_is_of_training(const sluice_pass_t* pass) {
 static inline const sluice_pass_lanes_t* sluice_pass_lanes(const sluice_pass_t* pass) {
   return pass->moe->strategies->lanes;
 }
-
-#endif /* SLUICE_BACKEND_MOE_PASS_LANES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One pass in execution: a template, a binding, the slots of each tensor, and the host's tensors. */
-#ifndef SLUICE_BACKEND_MOE_PASS_PASS_H_
-#define SLUICE_BACKEND_MOE_PASS_PASS_H_
+#pragma once
 
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/row_memory.h"
@@ -140,5 +139,3 @@ sluice_rows_at_t sluice_pass_rows_at(const sluice_pass_t* pass, int32_t tensor, 
 sluice_expert_rows_t sluice_pass_expert_rows(const sluice_pass_t* pass, int32_t chunk);
 /* Whether the rows of an expert are contiguous over all chunks. */
 int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor);
-
-#endif /* SLUICE_BACKEND_MOE_PASS_PASS_H_ */

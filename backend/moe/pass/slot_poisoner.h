@@ -4,8 +4,7 @@
  *
  * With device memory the fill is enqueued after that op on its lane, so the op also waits for the other ops that
  * release the slot. Only this order differs from a pass without poison. */
-#ifndef SLUICE_BACKEND_MOE_PASS_SLOT_POISONER_H_
-#define SLUICE_BACKEND_MOE_PASS_SLOT_POISONER_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -17,5 +16,3 @@ sluice_status_t sluice_slot_poisoner_release(sluice_pass_t* pass, int32_t index)
  * ended. */
 const int32_t* sluice_slot_poisoner_waits(sluice_pass_t* pass, int32_t index, int32_t* out_count);
 void sluice_slot_poisoner_end(sluice_pass_t* pass);
-
-#endif /* SLUICE_BACKEND_MOE_PASS_SLOT_POISONER_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which rows and gradients a backward sums into weight gradients, and the size of their f32 sums. */
-#ifndef SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_
-#define SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -23,5 +22,3 @@ int sluice_weight_rows_are_joined(const sluice_pass_t* pass);
 
 /* Bytes of the sums that this pass needs, after its other tensors are measured and pass->grad_params is set. */
 uint64_t sluice_weight_sum_bytes(const sluice_pass_t* pass);
-
-#endif /* SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_ */

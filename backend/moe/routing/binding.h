@@ -8,8 +8,7 @@
  *   expert    by local expert, then source rank, then the sender's order: rows as experts see them
  * Tensors in expert order over the whole pass are sorted by (local expert, chunk), so that one GEMM can run over all
  * chunks. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
-#define SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
+#pragma once
 
 #include "backend/model/routing_sizes.h"
 #include "backend/moe/layer/layer.h"
@@ -93,5 +92,3 @@ static inline int32_t sluice_recv_count(const sluice_binding_t* b, int32_t sourc
 static inline int32_t sluice_send_count(const sluice_binding_t* b, int32_t chunk, int32_t place) {
   return b->send_counts[(int64_t)chunk * b->moe->shape.config.num_experts + place];
 }
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_BINDING_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Functions that several files of a binding share: its arrays, and common steps of routing. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_BINDING_ARRAYS_H_
-#define SLUICE_BACKEND_MOE_ROUTING_BINDING_ARRAYS_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -26,4 +25,3 @@ sluice_status_t sluice_binding_check_routes(const sluice_moe_t* moe, int64_t num
 
 /* Fills in the received counts of this rank's own rows. */
 void sluice_binding_receive_own(sluice_binding_t* binding);
-#endif /* SLUICE_BACKEND_MOE_ROUTING_BINDING_ARRAYS_H_ */

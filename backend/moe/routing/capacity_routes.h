@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Routes under a capacity: each expert position has the same number of rows in each chunk, on all ranks. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_CAPACITY_ROUTES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_CAPACITY_ROUTES_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -13,5 +12,3 @@ sluice_status_t sluice_binding_route_under_capacity(sluice_moe_t* moe, const slu
                                                     sluice_binding_t* out_binding);
 /* Fills in the counts, which are the same for all positions, chunks and ranks. */
 void sluice_binding_fill_counts(sluice_binding_t* binding);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_CAPACITY_ROUTES_H_ */

@@ -6,8 +6,7 @@
  * With chunks of tokens every expert has a few rows in each chunk, so each chunk reads all weights again. With chunks
  * of rows most experts have all their rows in one chunk. The cost: a token's rows return in several chunks, stay in
  * memory, and are summed when all have returned, in k order as always. So results do not depend on n here either. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_EXPERTS_H_
-#define SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_EXPERTS_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -20,5 +19,3 @@ void sluice_chunks_by_experts_order(sluice_binding_t* binding, int64_t* cursor);
 
 /* Called once offsets are known: sets positions, which count the rows of all chunks in the order of their return. */
 void sluice_chunks_by_experts_place(sluice_binding_t* binding);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_EXPERTS_H_ */

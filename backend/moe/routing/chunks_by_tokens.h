@@ -3,8 +3,7 @@
  *
  * Each rank counts, per block of its tokens, the rows for each destination, and with two levels also the rows that each
  * rank forwards. One all-reduce sums the table [G, W] or [2, G, W]; all ranks then make equal cuts between blocks. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
-#define SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 #include "backend/plan/plan.h"
@@ -32,5 +31,3 @@ sluice_status_t sluice_chunks_by_tokens_make(const sluice_moe_t* moe, const slui
 /* First token of each chunk on a rank with num_tokens: [n + 1]. */
 void sluice_chunks_by_tokens_of(const sluice_chunks_by_tokens_t* cut, int32_t num_blocks, int64_t num_tokens,
                                 int64_t* out_first_token);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What ranks send for a token with several routes: a row for each route, or, in a deduplicated layer, a copy for each
  * rank (token_copies.h). One of the layer's strategies: other code calls its table without testing which one it is. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_COPIES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_COPIES_H_
+#pragma once
 
 #include "backend/moe/routing/routes.h"
 
@@ -46,5 +45,3 @@ static inline sluice_status_t sluice_binding_keep(const sluice_binding_t* b, slu
   SLUICE_TRY(b->routes->keep(b, stream, kept));
   return b->copies->keep(b, stream, kept);
 }
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_COPIES_H_ */

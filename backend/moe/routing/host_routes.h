@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Orders routes in host memory into chunks. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_HOST_ROUTES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_HOST_ROUTES_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -15,5 +14,3 @@ sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor
                                           sluice_binding_t* out_binding);
 /* Counts routes per chunk and place; leaves each route's place in `position`. */
 sluice_status_t sluice_binding_count_routes(sluice_binding_t* binding, const sluice_tensor_t* expert_ids);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_HOST_ROUTES_H_ */

@@ -3,8 +3,7 @@
  * Private to moe.
  *
  * token_rows: host [T][W], as position_of_token of token copies; borrowed for the call. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_NODE_COPIES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_NODE_COPIES_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -27,5 +26,3 @@ static inline int64_t sluice_node_copies_max_chunk_sent(const sluice_binding_t* 
 static inline int64_t sluice_node_copies_max_chunk_node(const sluice_binding_t* b) {
   return b->node_copies.max_chunk_node;
 }
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_NODE_COPIES_H_ */

@@ -9,8 +9,7 @@
  *   y[t] = sum over nodes v of q[t, v],   q[t, v] = sum over ranks r of v of p[t, r]   (p: token_copies.h)
  *
  * q is summed in rank order in f32 by the rank that forwarded, and sent in the layer's dtype. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_NODE_COPY_TABLES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_NODE_COPY_TABLES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ typedef struct sluice_node_copies_s {
   int64_t* recv_of_source;                                  /* [n][W + 1] at local rank * nodes + node */
   int64_t max_chunk_remote, max_chunk_sent, max_chunk_node; /* rows of T_SEND, T_RECV and T_NODE */
 } sluice_node_copies_t;
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_NODE_COPY_TABLES_H_ */

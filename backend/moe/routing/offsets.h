@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Derives all offsets of a binding from its counts. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
-#define SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -10,5 +9,3 @@ sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_pe
                                        sluice_binding_t* out_binding);
 /* Derives all offsets once recv_counts are filled in. */
 sluice_status_t sluice_binding_finish(sluice_binding_t* binding);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_ */

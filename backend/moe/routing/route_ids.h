@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reading expert ids of any integer type and strides. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_ROUTE_IDS_H_
-#define SLUICE_BACKEND_MOE_ROUTING_ROUTE_IDS_H_
+#pragma once
 
 #include <string.h>
 
@@ -49,5 +48,3 @@ static inline sluice_status_t sluice_place_of_route(const sluice_moe_t* moe, con
   *out_place = id < 0 ? -1 : moe->expert_position[id];
   return SLUICE_OK;
 }
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_ROUTE_IDS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Orders and keeps the routes of a layer: in host memory, or in a device's memory by its kernels. One of the layer's
  * strategies: other code calls its table without testing which one it is. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_ROUTES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_ROUTES_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -56,5 +55,3 @@ typedef struct sluice_routes_s {
 
 extern const sluice_routes_t sluice_routes_in_host_memory;
 extern const sluice_routes_t sluice_routes_in_device_memory;
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_ROUTES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Saves a binding into META, and restores it for the backward. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_SAVED_ROUTES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_SAVED_ROUTES_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -20,5 +19,3 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
 /* Reads what sluice_step_info needs, without binding. */
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                     int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_SAVED_ROUTES_H_ */

@@ -14,8 +14,7 @@
  *
  * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2 sends a token once to each node and fans it out there; here to
  * each rank, and sums are taken before the way back. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -29,5 +28,3 @@
 sluice_status_t sluice_token_copies_restore(sluice_binding_t* binding, int32_t* route_index);
 /* The same on a device, from the kept numbers and the block after its routes, for a binding whose counts are known. */
 sluice_status_t sluice_token_copies_restore_on_device(sluice_binding_t* binding, void* kept);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_ */

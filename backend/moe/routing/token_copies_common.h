@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Functions that token copies of a CPU (token_copies.c) and of a device with memory of its own
  * (token_copies_on_device.c) share. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_
-#define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -25,5 +24,3 @@ static inline int64_t sluice_token_copies_num_weighted(const sluice_binding_t* b
 
 /* Fails with MISMATCH naming the rank. */
 sluice_status_t sluice_token_copies_refuse(const sluice_binding_t* b, int32_t source);
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_ */

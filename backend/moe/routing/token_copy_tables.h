@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tables of a deduplicated pass. token_copies.h defines token copies and route indices. */
-#ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_
-#define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ typedef struct sluice_token_copies_s {
   int32_t* weight; /* [token copies][K] index of the received route weight, own ones t * K + k; -1: none; forward */
   uint64_t exchanged_bytes; /* of route indices, to other ranks */
 } sluice_token_copies_t;
-
-#endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_ */

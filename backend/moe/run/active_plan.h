@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Installs and removes the plan in force of a layer. backend/plan makes plans. */
-#ifndef SLUICE_BACKEND_MOE_RUN_ACTIVE_PLAN_H_
-#define SLUICE_BACKEND_MOE_RUN_ACTIVE_PLAN_H_
+#pragma once
 
 #include "backend/moe/layer/plan_problem.h"
 #include "backend/plan/plans_by_size.h"
@@ -31,5 +30,3 @@ void sluice_plan_take(sluice_moe_t* moe, int32_t number);
 
 /* Bytes allocated now, except the arenas that a plan sizes again. */
 uint64_t sluice_plan_base_bytes(sluice_context_t* context);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_ACTIVE_PLAN_H_ */

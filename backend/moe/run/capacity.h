@@ -2,8 +2,7 @@
 /* Passes of layers under a capacity (SLUICE_EXCHANGE_CAPACITY). Counts are the same in every pass, so nothing is read
  * from the device, and no header is needed once the ranks have made a call of a kind together. Such passes may be
  * captured into a graph. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_RUN_CAPACITY_H_
-#define SLUICE_BACKEND_MOE_RUN_CAPACITY_H_
+#pragma once
 
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/layer/capacity_state.h"
@@ -36,5 +35,3 @@ sluice_status_t sluice_capacity_tell_failure(const sluice_moe_t* moe);
 /* Reads the drop counters since the last take from the device, and resets them. */
 sluice_status_t sluice_capacity_take_drop_counters(sluice_moe_t* moe, sluice_stream_t stream,
                                                    int64_t* out_drop_counters);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_CAPACITY_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens a call on a stream that may be in capture into a graph. */
-#ifndef SLUICE_BACKEND_MOE_RUN_CAPTURE_H_
-#define SLUICE_BACKEND_MOE_RUN_CAPTURE_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -9,5 +8,3 @@
 sluice_status_t sluice_capture_open(sluice_pass_t* pass);
 /* The same for a call that waits for counts. STATE in a capture. */
 sluice_status_t sluice_capture_refuse(sluice_pass_t* pass);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_CAPTURE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One forward, from its arguments to its pass, as forward.c, the modes and repeats.c see it. Private to moe/run. */
-#ifndef SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_
-#define SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_
+#pragma once
 
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/pass/pass.h"
@@ -40,5 +39,3 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                int32_t restore_pre_activation, const sluice_chunk_policies_t* by_chunk);
 /* The same with the config's policies, or, if the config leaves them to reuse, those of the chosen restore set. */
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_ */

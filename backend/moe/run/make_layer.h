@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Creates a layer with its strategies and mode. */
-#ifndef SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
-#define SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 
 /* config has been validated; policies: of its lists, NULL: it has none. Retains context. */
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                     const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_ */

@@ -7,8 +7,7 @@
  *   under a plan         chunks are cut by received rows, which takes an all-reduce after the header; counts follow
  *   capacity             counts are constants: no header once the ranks have agreed on a call of the kind; graphs
  *   capacity, planned    the same under a plan, which the header of its first call compares */
-#ifndef SLUICE_BACKEND_MOE_RUN_MODE_H_
-#define SLUICE_BACKEND_MOE_RUN_MODE_H_
+#pragma once
 
 #include "backend/moe/run/forward_call.h"
 
@@ -53,5 +52,3 @@ extern const sluice_mode_t sluice_mode_exact;
 extern const sluice_mode_t sluice_mode_under_plan;
 extern const sluice_mode_t sluice_mode_capacity;
 extern const sluice_mode_t sluice_mode_capacity_under_plan;
-
-#endif /* SLUICE_BACKEND_MOE_RUN_MODE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Table entries that several modes share (mode.h). */
-#ifndef SLUICE_BACKEND_MOE_RUN_MODE_STEPS_H_
-#define SLUICE_BACKEND_MOE_RUN_MODE_STEPS_H_
+#pragma once
 
 #include "backend/moe/run/mode.h"
 
@@ -17,5 +16,3 @@ sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_hands
                                          const sluice_replay_forward_t* repeated);
 /* propose: n and, for a forward that `is_known`, the hash that the ranks compare. */
 void sluice_mode_propose_by_config(const sluice_forward_t* f, int is_known, sluice_proposal_t* proposal);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_MODE_STEPS_H_ */

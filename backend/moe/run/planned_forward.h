@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A forward under a plan: from the handshake to a binding whose chunks fit. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_RUN_PLANNED_FORWARD_H_
-#define SLUICE_BACKEND_MOE_RUN_PLANNED_FORWARD_H_
+#pragma once
 
 #include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/active_plan.h"
@@ -38,5 +37,3 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
 
 /* Records in the binding the plan of the forward. */
 void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_PLANNED_FORWARD_H_ */

@@ -3,8 +3,7 @@
  * buffers of the same sizes as the first time, since the host replaces one with the other: the same n and the same
  * plan. So a first forward is recorded (is_noted), and a repetition (repeats) looks it up (layer/replay.h). The three
  * functions do nothing for a forward that is neither. Private to moe/run. */
-#ifndef SLUICE_BACKEND_MOE_RUN_REPEATS_H_
-#define SLUICE_BACKEND_MOE_RUN_REPEATS_H_
+#pragma once
 
 #include "backend/moe/run/forward_call.h"
 
@@ -14,5 +13,3 @@ void sluice_forward_look_back(sluice_forward_t* f);
 const sluice_replay_forward_t* sluice_forward_take_repeated(sluice_forward_t* f, uint32_t like);
 /* Records the forward once all ranks continue; all ranks record the same forwards. */
 void sluice_forward_note(const sluice_forward_t* f);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_REPEATS_H_ */

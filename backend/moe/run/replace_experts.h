@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Replaces the placement of a layer's experts, on all ranks or on none. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
-#define SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 
@@ -9,5 +8,3 @@
  * The calling thread has entered the context. */
 sluice_status_t sluice_run_replace_experts(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
                                            sluice_status_t refusal);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_ */

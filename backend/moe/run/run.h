@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Runs a forward or a backward of one layer, from arguments that capi has checked: agreement, binding, execution. */
-#ifndef SLUICE_BACKEND_MOE_RUN_RUN_H_
-#define SLUICE_BACKEND_MOE_RUN_RUN_H_
+#pragma once
 
 #include "backend/moe/step/step.h"
 
@@ -11,5 +10,3 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                                    sluice_status_t refusal, sluice_step_t** out_step);
 sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                                     sluice_stream_t stream, sluice_status_t refusal);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_RUN_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The parts of a layer as separate calls: the same ops as in whole-layer passes, from templates that hold only those
  * parts. Arguments have been checked; the context has been entered. */
-#ifndef SLUICE_BACKEND_MOE_RUN_SPLIT_H_
-#define SLUICE_BACKEND_MOE_RUN_SPLIT_H_
+#pragma once
 
 #include "backend/moe/run/run.h"
 #include "sluice/split.h"
@@ -30,5 +29,3 @@ sluice_status_t sluice_part_experts_backward(sluice_moe_t* moe, const void* rows
                                              const void* grad_rows, void* grad_input_rows,
                                              const sluice_expert_tensors_t* grad_params, int32_t grad_mode);
 void sluice_part_destroy(sluice_dispatch_t* dispatch);
-
-#endif /* SLUICE_BACKEND_MOE_RUN_SPLIT_H_ */

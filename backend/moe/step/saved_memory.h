@@ -2,8 +2,7 @@
 /* The memory of steps' saved buffers, and what a budget counts of it. On a device INPUT and PRE_ACTIVATION lie in
  * device memory, offloaded rows in page-locked host memory, and META in plain host memory, which has no budget; on a
  * CPU all of them lie in host memory, with a pool for offloaded rows between steps. Private to moe/step. */
-#ifndef SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
-#define SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
+#pragma once
 
 #include "backend/moe/layer/layer.h"
 
@@ -31,5 +30,3 @@ extern const char* const sluice_saved_names[SLUICE_SAVED_COUNT];
 
 /* Bytes of a block as the allocator counts it. */
 static inline uint64_t sluice_counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
-
-#endif /* SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_ */

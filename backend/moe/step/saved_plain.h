@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Saved buffers in plain host memory, where META always lies. Private to moe/step. */
-#ifndef SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_
-#define SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_
+#pragma once
 
 #include "backend/moe/step/saved_memory.h"
 #include "backend/moe/step/step.h"
@@ -13,5 +12,3 @@ static inline sluice_status_t sluice_saved_allocate_plain(sluice_step_t* step, i
 static inline void sluice_saved_release_plain(sluice_step_t* step, int32_t which) {
   sluice_free(&step->moe->context->allocator, step->saved[which], step->saved_bytes[which]);
 }
-
-#endif /* SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_ */

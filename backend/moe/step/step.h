@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One outstanding forward: its saved buffers and the state of its backward. */
-#ifndef SLUICE_BACKEND_MOE_STEP_STEP_H_
-#define SLUICE_BACKEND_MOE_STEP_STEP_H_
+#pragma once
 
 #include "backend/moe/routing/binding.h"
 
@@ -44,5 +43,3 @@ sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, const uint64_
 void sluice_step_free_deferred(sluice_step_t* step);
 /* Sets given [SLUICE_T_COUNT] to the kept tensors of this step. */
 void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* binding, void** given);
-
-#endif /* SLUICE_BACKEND_MOE_STEP_STEP_H_ */

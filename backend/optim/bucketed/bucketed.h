@@ -12,8 +12,7 @@
  *
  * Sums are formed in rank order, and the norm by pieces of tensors, so results have the same bits for every number of
  * threads, every bucket size and every k; on one rank they have the bits of sluice_adam_step. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_BUCKETED_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETED_BUCKETED_H_
+#pragma once
 
 #include "backend/device/device.h"
 #include "backend/optim/bucketed/request.h"
@@ -41,5 +40,3 @@ typedef struct sluice_bucketed_outcome_s {
  * nothing was changed. */
 sluice_status_t sluice_bucketed_step(sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
                                      sluice_bucketed_outcome_t* out_outcome);
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_BUCKETED_H_ */

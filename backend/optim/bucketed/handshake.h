@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The exchanges between the ranks of a step other than sums. Private to backend/optim. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
+#pragma once
 
 #include "backend/optim/bucketed/request.h"
 #include "backend/optim/lines.h"
@@ -46,5 +45,3 @@ sluice_status_t sluice_handshake_on_files(sluice_comm_t* comm, sluice_status_t s
 /* Collective over comm (NULL: one rank). ran: how the step ended on this rank. Errors: `ran`; PEER_REFUSED if it failed
  * on another rank (names it); errors of the exchange. */
 sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran);
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_ */

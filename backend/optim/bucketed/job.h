@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops of a step in host memory. Private to backend/optim/bucketed. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_
+#pragma once
 
 #include "backend/optim/bucketed/request.h"
 #include "backend/optim/buckets/run.h"
@@ -45,5 +44,3 @@ void sluice_bucketed_job_begin(sluice_bucketed_job_t* job);
 /* ran: how the run ended. The file advances to the next step on all ranks or on none; on none, parameters are restored
  * to their values before the step. Errors: `ran`, or an error of this or another rank's file. */
 sluice_status_t sluice_bucketed_job_end(sluice_bucketed_job_t* job, sluice_status_t ran);
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_ */

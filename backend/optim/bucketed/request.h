@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The arguments of a step in buckets. Plain data. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_REQUEST_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETED_REQUEST_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/optim/adam_step.h"
@@ -17,5 +16,3 @@ typedef struct sluice_bucketed_step_s {
   int64_t chunk;             /* k; 0: chosen by measurements */
   sluice_status_t refused; /* an earlier error of this rank, reported to the other ranks; its record is this thread's */
 } sluice_bucketed_step_t;
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_REQUEST_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which slots each op reads and writes. Used by both the planner and the checker; nothing else is shared between
  * them. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -39,5 +38,3 @@ static inline int32_t sluice_bucket_slot_of(const sluice_bucket_op_t* op, int32_
   if (room == SLUICE_BUCKET_STATES) return op->state_slot;
   return room == SLUICE_BUCKET_GRADS ? op->grad_slot : 0;
 }
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops of a step in buckets. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ typedef struct sluice_bucket_op_s {
   int32_t num_waits;
   int32_t waits[SLUICE_BUCKET_MAX_WAITS]; /* ops of other lanes */
 } sluice_bucket_op_t;
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_ */

@@ -8,8 +8,7 @@
  * have lanes of their own: the update of finished buckets overlaps with the sum of the next chunk and, with two slots,
  * with the copies of the bucket before and after. The dependencies of an op are derived from the slots that ops read
  * and write. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -70,5 +69,3 @@ typedef struct sluice_bucket_finding_s {
  * waits point backwards. memory: scratch. Errors: NO_MEMORY, INVALID_ARGUMENT (a wait points forwards). */
 sluice_status_t sluice_bucket_plan_check(const sluice_bucket_plan_t* plan, sluice_allocator_t* memory,
                                          sluice_bucket_finding_t* out_finding);
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Runs a plan over the lanes of a device. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETS_RUN_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETS_RUN_H_
+#pragma once
 
 #include "backend/device/device.h"
 #include "backend/optim/buckets/plan.h"
@@ -32,5 +31,3 @@ typedef struct sluice_bucket_mode_s {
  * that fails. After a failure only the ops with runs_on_failure run; earlier buckets have been updated. */
 sluice_status_t sluice_bucket_run(sluice_device_t* device, const sluice_bucket_plan_t* plan, void* memory,
                                   const sluice_bucket_mode_t* mode, void* user, sluice_stream_t stream);
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETS_RUN_H_ */

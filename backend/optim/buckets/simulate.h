@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Predicts the duration of a plan from prices of ops. Each lane runs in order, and lanes run concurrently. Pure data,
  * no clock. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETS_SIMULATE_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETS_SIMULATE_H_
+#pragma once
 
 #include "backend/optim/buckets/plan.h"
 
@@ -26,5 +25,3 @@ extern const int64_t sluice_bucket_chunks[SLUICE_BUCKET_NUM_CHUNKS];
  * find out. form->chunk is ignored. */
 int64_t sluice_bucket_best_chunk(const sluice_bucket_form_t* form, const sluice_bucket_prices_t* prices,
                                  sluice_allocator_t* allocator, int64_t otherwise);
-
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETS_SIMULATE_H_ */

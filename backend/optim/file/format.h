@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The layout of a file of states, and the struct of an open file. Private to backend/optim/file. */
-#ifndef SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_
-#define SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_
+#pragma once
 
 #include <limits.h>
 #include <stdint.h>
@@ -71,5 +70,3 @@ sluice_status_t sluice_state_file_says(const sluice_state_file_t* file, const ch
 sluice_status_t sluice_state_file_read_record(sluice_state_file_t* file, int32_t room);
 sluice_status_t sluice_state_file_verify(sluice_state_file_t* file, int32_t room);
 sluice_status_t sluice_state_file_choose(sluice_state_file_t* file, int64_t step);
-
-#endif /* SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Copies between a file of states and tensors in memory. The file has the elements in the order of groups and
  * tensors. */
-#ifndef SLUICE_BACKEND_OPTIM_FILE_LOAD_H_
-#define SLUICE_BACKEND_OPTIM_FILE_LOAD_H_
+#pragma once
 
 #include "backend/optim/adam_request.h"
 #include "backend/optim/file/state_file.h"
@@ -23,5 +22,3 @@ sluice_status_t sluice_states_store(sluice_state_file_t* file, int64_t step, con
 int sluice_param_is_rounded(const sluice_adam_tensor_t* tensor, int64_t first, int64_t count, const float* masters);
 /* Sets masters to the parameter where they differ. */
 void sluice_param_to_masters(const sluice_adam_tensor_t* tensor, int64_t first, int64_t count, float* masters);
-
-#endif /* SLUICE_BACKEND_OPTIM_FILE_LOAD_H_ */

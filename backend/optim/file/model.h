@@ -2,8 +2,7 @@
 /* The tensors that a file of states is for: group, dtype and shape of each tensor, in order. They are stored as 64-bit
  * words, in memory and in the file: for each tensor its group, its dtype, its number of dimensions, and the
  * dimensions. */
-#ifndef SLUICE_BACKEND_OPTIM_FILE_MODEL_H_
-#define SLUICE_BACKEND_OPTIM_FILE_MODEL_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/optim/adam_request.h"
@@ -39,5 +38,3 @@ sluice_status_t sluice_state_model_compare(const sluice_state_model_t* of_file, 
 sluice_status_t sluice_state_model_compare_tensors(const sluice_state_model_t* of_file,
                                                    const sluice_adam_group_t* groups, int64_t num_groups,
                                                    const char* path);
-
-#endif /* SLUICE_BACKEND_OPTIM_FILE_MODEL_H_ */

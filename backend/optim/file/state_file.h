@@ -17,8 +17,7 @@
  * The file is accessed by pread and pwrite, since with a memory map the system decides when to write. Numbers are
  * stored in native byte order; the magic rejects any other. After a fork the file belongs to the parent: the child's
  * descriptor is closed, and calls return STATE there. */
-#ifndef SLUICE_BACKEND_OPTIM_FILE_STATE_FILE_H_
-#define SLUICE_BACKEND_OPTIM_FILE_STATE_FILE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -99,5 +98,3 @@ void sluice_state_file_give_up(sluice_state_file_t* file);
 void sluice_state_file_set_mixed(sluice_state_file_t* file, int32_t is_mixed);
 /* Returns STATE if parameters are mixed. */
 sluice_status_t sluice_state_file_check_mixed(const sluice_state_file_t* file);
-
-#endif /* SLUICE_BACKEND_OPTIM_FILE_STATE_FILE_H_ */

@@ -3,8 +3,7 @@
  * small part of the time to read or write them. Eight words are processed at once, each in a lane of its own, by
  * invertible rounds. Damage to one lane alone is always detected, and any other damage except with probability
  * 2^-64. */
-#ifndef SLUICE_BACKEND_OPTIM_FILE_SUM_H_
-#define SLUICE_BACKEND_OPTIM_FILE_SUM_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ void sluice_state_sum_add(sluice_state_sum_t* sum, const float* data, int64_t co
 /* Returns the checksum of all elements in the order in which they were added. It does not depend on the sizes of the
  * parts. */
 uint64_t sluice_state_sum_end(const sluice_state_sum_t* sum);
-
-#endif /* SLUICE_BACKEND_OPTIM_FILE_SUM_H_ */

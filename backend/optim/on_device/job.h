@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops of a step on a device. Private to backend/optim/on_device. */
-#ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_JOB_H_
-#define SLUICE_BACKEND_OPTIM_ON_DEVICE_JOB_H_
+#pragma once
 
 #include "backend/optim/buckets/run.h"
 #include "backend/optim/lines.h"
@@ -17,5 +16,3 @@ typedef struct sluice_device_job_s {
 /* `user` is a sluice_device_job_t. One mode runs a step. The other one runs before a step in which a sum may overflow
  * f32: it forms the sums and scans them in place of updates. */
 extern const sluice_bucket_mode_t sluice_device_step_mode, sluice_device_look_mode;
-
-#endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_JOB_H_ */

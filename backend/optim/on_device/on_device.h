@@ -8,8 +8,7 @@
  * overflow f32. If one is not, all sums are first formed and scanned without an update, and then formed again with
  * updates; this needs no extra memory. In both cases a gradient or a sum that is infinite or NaN leaves every byte as
  * it was, on every rank. */
-#ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_ON_DEVICE_H_
-#define SLUICE_BACKEND_OPTIM_ON_DEVICE_ON_DEVICE_H_
+#pragma once
 
 #include "backend/device/device.h"
 #include "backend/optim/bucketed/bucketed.h"
@@ -41,5 +40,3 @@ void sluice_device_buckets_destroy(sluice_device_buckets_t* buckets); /* accepts
  * different buckets. */
 sluice_status_t sluice_device_buckets_step(sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
                                            sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome);
-
-#endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_ON_DEVICE_H_ */

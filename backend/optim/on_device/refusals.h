@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rejects steps that a device does not support. Private to backend/optim/on_device. */
-#ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_
-#define SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_
+#pragma once
 
 #include "backend/device/device.h"
 #include "backend/optim/bucketed/request.h"
 
 /* Checks a step. Errors: INVALID_ARGUMENT naming group and tensor, UNSUPPORTED naming the setting. */
 sluice_status_t sluice_device_step_check(sluice_device_t* device, const sluice_bucketed_step_t* step);
-
-#endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_ */

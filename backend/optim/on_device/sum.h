@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sum of gradients over ranks in a device's memory, in rank order and in f32: the bits of sluice_comm_sum_f32. */
-#ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_SUM_H_
-#define SLUICE_BACKEND_OPTIM_ON_DEVICE_SUM_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/device/device.h"
@@ -23,5 +22,3 @@ typedef struct sluice_device_sum_s {
  * caller ends comm. */
 sluice_status_t sluice_device_sum(sluice_device_t* device, sluice_comm_t* comm, sluice_stream_t stream,
                                   const sluice_device_sum_t* sum);
-
-#endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_SUM_H_ */

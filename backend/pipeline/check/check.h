@@ -19,8 +19,7 @@
  * sluice_pipeline_sample takes random walks through programs of any size, with the runner and its policy.
  *
  * Thread-safe: nothing is shared. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHECK_CHECK_H_
-#define SLUICE_BACKEND_PIPELINE_CHECK_CHECK_H_
+#pragma once
 
 #include "backend/pipeline/check/finding.h"
 
@@ -59,5 +58,3 @@ sluice_status_t sluice_pipeline_check(const sluice_pipeline_program_t* program,
 sluice_status_t sluice_pipeline_sample(const sluice_pipeline_program_t* program,
                                        const sluice_pipeline_check_options_t* options, int64_t walks, uint64_t seed,
                                        sluice_allocator_t* allocator, sluice_pipeline_finding_t* out_finding);
-
-#endif /* SLUICE_BACKEND_PIPELINE_CHECK_CHECK_H_ */

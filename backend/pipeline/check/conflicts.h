@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Conflicts between ops of a stage that access one slot, at least one writing. Private to backend/pipeline/check. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
-#define SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
+#pragma once
 
 #include "backend/pipeline/check/finding.h"
 
@@ -30,5 +29,3 @@ static inline int32_t sluice_stage_conflict(const sluice_stage_op_t* earlier, co
   }
   return SLUICE_PIPELINE_FAULT_NONE;
 }
-
-#endif /* SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The faults that the checker may find in a stage program, and their place. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_
-#define SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -29,5 +28,3 @@ typedef struct sluice_pipeline_finding_s {
 /* Describes the fault with its ops. Returns the length, as snprintf. */
 int sluice_pipeline_finding_describe(const sluice_pipeline_program_t* program, const sluice_pipeline_finding_t* finding,
                                      char* text, size_t room);
-
-#endif /* SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_ */

@@ -3,8 +3,7 @@
  *
  * AxoNN takes L = p. That suffices while messages are fast: a micro-batch comes back after p(f + b) + 2(p - 1)c, and L
  * of them keep a stage busy if that is at most L(f + b), so slow links need more and bytes allow less. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_
-#define SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_
+#pragma once
 
 #include "backend/pipeline/simulate/simulate.h"
 
@@ -26,5 +25,3 @@ typedef struct sluice_pipeline_choice_s {
 sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
                                        double tolerance, sluice_allocator_t* allocator,
                                        sluice_pipeline_choice_t* out_choice);
-
-#endif /* SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_ */

@@ -5,8 +5,7 @@
  * No rule is always best. If one stage is slower than the others, a rule that runs whatever is ready uses the slots too
  * early for forwards, and 1F1B as a binding order is faster at equal L; if messages are slow it is the other way
  * round. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_
-#define SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_
+#pragma once
 
 #include "backend/pipeline/simulate/simulate.h"
 
@@ -17,5 +16,3 @@
  * range), OVER_BUDGET (no policy fits; the message is that of the first), NO_MEMORY. */
 sluice_status_t sluice_pipeline_choose_policy(sluice_pipeline_spec_t* inout_spec, const sluice_pipeline_times_t* times,
                                               double tolerance, sluice_allocator_t* allocator);
-
-#endif /* SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_ */

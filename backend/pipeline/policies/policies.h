@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The rows of the table of policies; each is in the file with its name. Private to backend/pipeline. */
-#ifndef SLUICE_BACKEND_PIPELINE_POLICIES_POLICIES_H_
-#define SLUICE_BACKEND_PIPELINE_POLICIES_POLICIES_H_
+#pragma once
 
 #include "backend/pipeline/policy.h"
 
@@ -15,5 +14,3 @@ extern const sluice_policy_t sluice_policy_looped;
 extern const sluice_policy_t sluice_policy_v;
 extern const sluice_policy_t sluice_policy_forward_only;
 extern const sluice_policy_t sluice_policy_deepspeed;
-
-#endif /* SLUICE_BACKEND_PIPELINE_POLICIES_POLICIES_H_ */

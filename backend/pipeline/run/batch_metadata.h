@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Numbers of the host that are sent with the ends of batches. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_BATCH_METADATA_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_BATCH_METADATA_H_
+#pragma once
 
 #include "sluice/base.h"
 
@@ -15,5 +14,3 @@ typedef struct sluice_batch_metadata_s {
 /* numbers: [count], any alignment; copied. Errors: NO_MEMORY; then no numbers are valid. */
 sluice_status_t sluice_batch_metadata_store(sluice_batch_metadata_t* note, const void* numbers, int32_t count);
 void sluice_batch_metadata_free(sluice_batch_metadata_t* note);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_BATCH_METADATA_H_ */

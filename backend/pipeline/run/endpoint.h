@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The endpoint of a pipeline, and the arrivals that a host keeps, possibly longer than the endpoint. Private to
  * backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_ENDPOINT_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_ENDPOINT_H_
+#pragma once
 
 #include <stdatomic.h>
 
@@ -41,5 +40,3 @@ sluice_status_t sluice_stage_keep(sluice_stage_endpoint_t* endpoint, sluice_mess
                                   const void* data, sluice_stage_kept_t** out_kept);
 /* Removes one holder. Any thread. Accepts NULL. */
 void sluice_stage_kept_release(sluice_stage_kept_t* kept);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_ENDPOINT_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The handshake of all ranks of a pipeline before its first batch. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_HANDSHAKE_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_HANDSHAKE_H_
+#pragma once
 
 #include "backend/comm/comm.h"
 #include "backend/pipeline/run/run.h"
@@ -21,5 +20,3 @@ typedef struct sluice_stage_handshake_s {
 sluice_status_t sluice_stage_shake_hands(const sluice_pipeline_terms_t* terms, sluice_status_t mine,
                                          sluice_comm_t* comm, sluice_stage_handshake_t* out_agreed);
 void sluice_stage_handshake_free(sluice_stage_handshake_t* agreed);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_HANDSHAKE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The program of a batch and its memory, made when m or the limits change. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_PLAN_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_PLAN_H_
+#pragma once
 
 #include "backend/pipeline/run/values.h"
 #include "backend/pipeline/simulate/simulate.h"
@@ -43,5 +42,3 @@ void sluice_stage_fill_times(const sluice_pipeline_spec_t* spec, const sluice_st
 /* Prepares the plan for the next batch. */
 void sluice_stage_plan_reset(sluice_stage_plan_t* plan);
 void sluice_stage_plan_free(sluice_stage_plan_t* plan);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_PLAN_H_ */

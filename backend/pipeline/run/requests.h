@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The user word of a request: its kind, and the op or rank that it is for. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ static inline uint64_t sluice_stage_request(int32_t kind, int32_t index) {
 }
 static inline int32_t sluice_stage_request_kind(uint64_t user) { return (int32_t)(user >> 32); }
 static inline int32_t sluice_stage_request_index(uint64_t user) { return (int32_t)(uint32_t)user; }
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_ */

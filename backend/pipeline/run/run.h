@@ -4,8 +4,7 @@
  *
  * The thread in sluice_pipeline_batch runs all callbacks. Messages progress in the background: the executor posts what
  * is ready before each callback, and takes completions after it. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_RUN_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_RUN_H_
+#pragma once
 
 #include "backend/pipeline/spec.h"
 #include "sluice/pipeline.h"
@@ -57,5 +56,3 @@ sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_
                                             int64_t capacity, int64_t* out_count);
 sluice_status_t sluice_pipeline_write_batch(sluice_pipeline_t* pipeline, int32_t which, char* text,
                                             uint64_t* inout_bytes);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_RUN_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state of a pipeline on one rank, and of its current batch. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
+#pragma once
 
 #include "backend/pipeline/run/handshake.h"
 #include "backend/pipeline/run/batch_metadata.h"
@@ -166,5 +165,3 @@ sluice_status_t sluice_stage_drain(sluice_pipeline_t* pipeline);
 sluice_status_t sluice_stage_work(sluice_pipeline_t* pipeline, int32_t op);
 /* Call when an op has ended. */
 void sluice_stage_ended(sluice_pipeline_t* pipeline, int32_t op);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_STATE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The contents of a stage's slots during a batch: tensors that the host gave, and tensors that arrived, each until its
  * last reader has ended. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_VALUES_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_VALUES_H_
+#pragma once
 
 #include "backend/pipeline/run/endpoint.h"
 #include "backend/pipeline/run/wire.h"
@@ -39,5 +38,3 @@ int sluice_stage_value_drop(sluice_stage_value_t* value, sluice_stage_endpoint_t
 /* Errors: NO_MEMORY. */
 sluice_status_t sluice_stage_value_keep(sluice_stage_value_t* value, sluice_stage_endpoint_t* endpoint,
                                         sluice_stage_kept_t** out_kept);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_VALUES_H_ */

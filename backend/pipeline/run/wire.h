@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The messages between stages, as bytes: heads, tags, and lists of tensors. All ranks have the same build, so structs
  * are sent as they are. Private to backend/pipeline/run. */
-#ifndef SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_
-#define SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_
+#pragma once
 
 #include "backend/comm/messages.h"
 #include "backend/pipeline/program.h"
@@ -76,5 +75,3 @@ void sluice_stage_packed_free(sluice_stage_packed_t* packed);
 /* Turns a payload into tensors in place, if it is valid. out_bytes: of the tensors. Errors: INTERNAL naming `where`. */
 sluice_status_t sluice_stage_unpack(void* payload, uint64_t bytes, int32_t num_tensors, const char* where,
                                     sluice_tensor_t** out_tensors, uint64_t* out_bytes);
-
-#endif /* SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_ */

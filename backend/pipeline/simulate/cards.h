@@ -2,8 +2,7 @@
 /* Messages that share network cards: each stage has one card, and its outgoing messages share one direction, its
  * incoming ones the other. Rates are max-min fair, and change whenever a message begins or ends. Private to
  * backend/pipeline/simulate. */
-#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_
-#define SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ void sluice_cards_add(sluice_cards_t* cards, double now_s, int32_t op, int32_t f
 double sluice_cards_next_end(const sluice_cards_t* cards);
 /* Removes the message that ends next, at now_s, and returns its op. There must be one. */
 int32_t sluice_cards_take(sluice_cards_t* cards, double now_s);
-
-#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Events in the order of their time; events of equal time in the order of insertion. Private to
  * backend/pipeline/simulate. */
-#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
-#define SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -48,5 +47,3 @@ static inline sluice_pipeline_event_t sluice_event_take(sluice_event_queue_t* qu
     sluice_event_swap(&queue->heap[at], &queue->heap[least]);
   }
 }
-
-#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_ */

@@ -16,8 +16,7 @@
  *
  * All events of one moment precede the choices of stages at that moment. Seconds may be in any unit, the same
  * everywhere. */
-#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_SIMULATE_H_
-#define SLUICE_BACKEND_PIPELINE_SIMULATE_SIMULATE_H_
+#pragma once
 
 #include "backend/pipeline/program.h"
 
@@ -59,5 +58,3 @@ typedef struct sluice_pipeline_result_s {
 sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times,
                                          sluice_allocator_t* allocator, sluice_pipeline_result_t* out_result,
                                          double* out_begin, double* out_end);
-
-#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_SIMULATE_H_ */

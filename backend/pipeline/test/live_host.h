@@ -4,8 +4,7 @@
  *
  * Every stage has its own layer; further layers, the run L, are at the cut between two stages and move together. A
  * layer is y = x * w, element by element, with weight, gradient and moment. */
-#ifndef SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
-#define SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
+#pragma once
 
 #include "sluice/migration.h"
 #include "sluice/pipeline.h"
@@ -62,5 +61,3 @@ void live_arrive(live_stage_t* stage);
 /* After a failed batch: restores the state after the previous update. */
 void live_forget_batch(live_stage_t* stage);
 void live_update(live_stage_t* stage);
-
-#endif /* SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Specs and programs for the tests of this folder. */
-#ifndef SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
-#define SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
+#pragma once
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,5 +15,3 @@ sluice_pipeline_program_t* program_of(const sluice_pipeline_spec_t* spec);
 void free_program(sluice_pipeline_program_t* program);
 /* Fails unless the spec is rejected with the status and a message that contains the text. */
 void assert_refused(const sluice_pipeline_spec_t* spec, sluice_status_t status, const char* text);
-
-#endif /* SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_ */

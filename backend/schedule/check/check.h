@@ -6,8 +6,7 @@
  * were written for its chunk, leaves every chunk's output and kept rows in place, frees every slot that it takes
  * exactly once, after the last op that uses it, and cannot deadlock.
  */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_
-#define SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_
+#pragma once
 
 #include "backend/schedule/check/finding.h"
 
@@ -20,5 +19,3 @@ sluice_status_t sluice_schedule_check_or_fail(const sluice_template_t* schedule,
 
 /* Returns whether two ranks with these templates issue the same exchanges in the same order and groups. */
 int sluice_schedule_same_exchanges(const sluice_template_t* a, const sluice_template_t* b);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The possible findings of the proofs of a template: a hazard, and its place. */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_
-#define SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -38,5 +37,3 @@ typedef struct sluice_finding_s {
 /* Describes the finding: the hazard, the ops, slot and chunk, and the missing edge. Returns the length, as snprintf. */
 int sluice_finding_describe(const sluice_template_t* schedule, const sluice_finding_t* finding, char* text,
                             uint64_t text_bytes);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The accesses that an op must declare in a template of a spec: its lane, and the tensors that it reads and writes in
  * every template. Derived from the rows of op_table.h and the spec. Private to backend/schedule/check. */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_
-#define SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_
+#pragma once
 
 #include "backend/schedule/op_table.h"
 
@@ -17,5 +16,3 @@ typedef struct sluice_op_rule_s {
 /* Returns the rule of a kind in a template of this spec: for one rank or several, deduplicated or not. COPY_OUT and
  * COPY_IN have no tensors here: theirs follow from the policy of their chunk. */
 sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Happens-before of a template: lane order and dependencies, nothing else. Private to backend/schedule/check. */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_
-#define SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -21,5 +20,3 @@ static inline int sluice_is_before(const sluice_template_t* schedule, const slui
                                    int32_t later) {
   return sluice_op_end(schedule->ops, earlier) <= before[later][schedule->ops[earlier].lane];
 }
-
-#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_ */

@@ -4,8 +4,7 @@
  * Exactly the ops of a use that no other op of the use follows must release it: with one release too few the slot is
  * reused unreleased, with one too many it is freed twice, or freed and then used.
  */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_
-#define SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_
+#pragma once
 
 #include "backend/schedule/check/finding.h"
 #include "backend/schedule/check/order.h"
@@ -27,5 +26,3 @@ sluice_status_t sluice_releases_check(const sluice_template_t* schedule, const s
 /* Returns how many slots the reads and writes of all ops touch, each access counted separately: the capacity of lists
  * of them. */
 uint64_t sluice_template_count_touches(const sluice_template_t* schedule);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_ */

@@ -6,8 +6,7 @@
  * (bits of the accesses), dependencies, each list preceded by its length; homes; a checksum of everything before it
  * (two numbers). A reader trusts nothing: it names the invalid field, allocates only what n requires, and rejects what
  * the hazard checker rejects. */
-#ifndef SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_
-#define SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -20,5 +19,3 @@ sluice_status_t sluice_schedule_read(const void* data, uint64_t bytes, sluice_al
 
 /* Writes JSON with names instead of numbers, terminated by a zero; returns the length without it, as snprintf. */
 uint64_t sluice_schedule_write_json(const sluice_template_t* schedule, char* text, uint64_t room);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_ */

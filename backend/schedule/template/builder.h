@@ -3,8 +3,7 @@
  *
  * Callers need no checks: the builder keeps the first error, writes nothing after it, and sluice_builder_finish returns
  * it. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -41,5 +40,3 @@ void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor)
  * fit; NO_MEMORY. */
 sluice_status_t sluice_builder_finish(sluice_builder_t* builder, int32_t* deps, int32_t capacity,
                                       int32_t* out_num_deps);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Homes of chunks, for the rules that both directions share: slots in a ring, and homes of kept and restored tensors.
  * Private to backend/schedule/template. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_
+#pragma once
 
 #include "backend/schedule/template/builder.h"
 
@@ -42,5 +41,3 @@ void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t
 /* Call after sluice_builder_init_homes. Sent and received rows have two slots if exchanges are grouped: a returning
  * chunk is in a group with the chunk that is RING_BETWEEN_LANES later. */
 void sluice_place_groups(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_ */

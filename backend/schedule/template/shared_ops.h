@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ops that both directions add. Private to backend/schedule/template. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_
+#pragma once
 
 #include "backend/schedule/template/builder.h"
 
@@ -11,5 +10,3 @@ void sluice_add_host_expert(sluice_builder_t* builder, int32_t chunk);
 /* Adds the write of T_LOW, to which an op with low-rank terms writes the products with the first factor. Call after its
  * other writes. */
 void sluice_op_write_low(sluice_builder_t* builder, const sluice_template_spec_t* spec, sluice_op_t* op);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_ */

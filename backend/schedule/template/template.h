@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Builds templates from specs. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
+#pragma once
 
 #include "backend/schedule/schedule.h"
 
@@ -25,5 +24,3 @@ int32_t sluice_template_max_deps(int32_t num_chunks, int32_t has_two_levels);
 sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
                                     sluice_template_t** out_template);
 void sluice_template_seal(sluice_template_t* schedule);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_ */

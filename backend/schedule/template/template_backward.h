@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The template of a backward: homes of its chunks, then its ops in program order. Private to
  * backend/schedule/template. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_BACKWARD_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_BACKWARD_H_
+#pragma once
 
 #include "backend/schedule/template/builder.h"
 
 void sluice_place_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
 void sluice_build_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_BACKWARD_H_ */

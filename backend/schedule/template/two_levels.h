@@ -7,8 +7,7 @@
  *   node_combine: T_DO -> T_NODE  combine: T_NODE -> T_RECV
  *
  * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_
+#pragma once
 
 #include "backend/schedule/template/builder.h"
 
@@ -22,5 +21,3 @@ void sluice_add_node_dispatch(sluice_builder_t* builder, const sluice_template_s
                               int32_t chunk);
 /* kind: NODE_COMBINE or NODE_COMBINE_GRAD, before a combine with two levels. */
 void sluice_add_node_combine(sluice_builder_t* builder, int32_t kind, int32_t chunk);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Builds every form of template, for tests over all forms. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEST_FORMS_H_
-#define SLUICE_BACKEND_SCHEDULE_TEST_FORMS_H_
+#pragma once
 
 #include <stddef.h>
 
@@ -26,5 +25,3 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
 /* Writes the form as text, with two digits per chunk: the policies of T_DI and T_M. */
 #define FORM_TEXT_BYTES (256 + 3 * SLUICE_MAX_CHUNKS)
 void describe_form(const sluice_template_t* t, char* text, size_t bytes);
-
-#endif /* SLUICE_BACKEND_SCHEDULE_TEST_FORMS_H_ */

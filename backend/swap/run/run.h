@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The executor of swapping: a thread copies pieces of memory to a tier and back. The public header sluice/swap.h
  * documents each call. */
-#ifndef SLUICE_BACKEND_SWAP_RUN_RUN_H_
-#define SLUICE_BACKEND_SWAP_RUN_RUN_H_
+#pragma once
 
 #include "sluice/swap.h"
 
@@ -18,5 +17,3 @@ sluice_status_t sluice_swapper_take(sluice_swap_t* swap, int64_t ticket);
 void sluice_swapper_release(sluice_swap_t* swap, int64_t ticket);
 void sluice_swapper_reset(sluice_swap_t* swap);
 void sluice_swapper_read_stats(sluice_swap_t* swap, sluice_swap_stats_t* out_stats);
-
-#endif /* SLUICE_BACKEND_SWAP_RUN_RUN_H_ */

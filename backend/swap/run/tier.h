@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The storage of pieces that were copied out: blocks of host memory, or a file that was unlinked. Private to
  * backend/swap/run. */
-#ifndef SLUICE_BACKEND_SWAP_RUN_TIER_H_
-#define SLUICE_BACKEND_SWAP_RUN_TIER_H_
+#pragma once
 
 #include <limits.h>
 
@@ -41,5 +40,3 @@ sluice_status_t sluice_tier_write(const sluice_tier_t* tier, const sluice_tier_p
                                   const void* data, uint64_t bytes);
 sluice_status_t sluice_tier_read(const sluice_tier_t* tier, const sluice_tier_place_t* place, uint64_t from, void* to,
                                  uint64_t bytes);
-
-#endif /* SLUICE_BACKEND_SWAP_RUN_TIER_H_ */

@@ -13,8 +13,7 @@
  * left.
  *
  * Source: MPMoE's joint selection of (n, strategy): the model first, then ordinary steps confirm the best few. */
-#ifndef SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_
-#define SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -63,5 +62,3 @@ void sluice_plan_race_count_switch(sluice_plan_race_t* race, int32_t direction, 
 double sluice_plan_race_seconds(const sluice_plan_race_t* race, int32_t plan);
 /* The second best plan; -1: none was measured. */
 int32_t sluice_plan_race_second(const sluice_plan_race_t* race);
-
-#endif /* SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_ */

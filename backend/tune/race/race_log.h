@@ -8,8 +8,7 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_TUNE_RACE_RACE_LOG_H_
-#define SLUICE_BACKEND_TUNE_RACE_RACE_LOG_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -47,5 +46,3 @@ double sluice_race_log_ratio(const sluice_race_log_t* log, int32_t pick, int32_t
 
 /* Sum over all steps of the time beyond their nearest step of `best`, in ns per row. */
 double sluice_race_log_excess(const sluice_race_log_t* log, int32_t best);
-
-#endif /* SLUICE_BACKEND_TUNE_RACE_RACE_LOG_H_ */

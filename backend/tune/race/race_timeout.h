@@ -4,8 +4,7 @@
  *
  * Layers of one kind share a race, and the result of a candidate arrives two forwards of that layer later. By then each
  * of the other layers has run as well: with 65 layers, 130 forwards may bring no result although the race continues. */
-#ifndef SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_
-#define SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ static inline int sluice_race_timeout_wait(sluice_race_timeout_t* p, int32_t lay
 static inline int sluice_race_timeout_is_over(const sluice_race_timeout_t* p) {
   return p->laps > SLUICE_RACE_TIMEOUT_LAPS;
 }
-
-#endif /* SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_ */

@@ -12,8 +12,7 @@
  *
  * Source: ours; the order S1 S2 (R1 S3) .. is that of MPipeMoE Fig. 4(b) with pairs in flight together, as the
  * concurrent dispatches and combines of PipeMoE. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_
+#pragma once
 
 #include "backend/tune/search/search_state.h"
 
@@ -98,5 +97,3 @@ void sluice_grouping_answer(sluice_grouping_t* grouping, const sluice_search_t* 
 /* Observes a pass that all ranks ran with the same choice. */
 void sluice_grouping_observe(sluice_grouping_t* grouping, int32_t direction, int32_t pick, int32_t form, int64_t rows,
                              uint64_t ns);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_ */

@@ -25,8 +25,7 @@
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, combined: ranges are runs of evidence with the same n. They are disjoint,
  * and new evidence inside another range shrinks that range without bookkeeping.
  */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_H_
+#pragma once
 
 #include "backend/tune/search/search_state.h"
 
@@ -51,5 +50,3 @@ void sluice_search_wait(sluice_search_t* search, int64_t rows, int32_t layer);
 void sluice_search_count_switch(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, double seconds);
 /* Imports an answer for this size. */
 void sluice_search_answer(sluice_search_t* search, int64_t rows, int32_t pick);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_H_ */

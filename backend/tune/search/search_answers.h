@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Stores answers by size and checks the two hypotheses of the papers against them. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_
+#pragma once
 
 #include "backend/tune/search/search_state.h"
 
@@ -16,5 +15,3 @@ void sluice_search_decide(sluice_search_t* search, int32_t bucket, int32_t pick,
 /* Whether a spot's pick should be written for later runs, which would not race it again: also while it is under
  * question, but not the result of a race without timed passes. */
 int sluice_spot_is_worth_keeping(const sluice_spot_t* spot);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_ */

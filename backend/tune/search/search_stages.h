@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The stages of a race: which candidates run against each other next, until there is an answer. Private to
  * backend/tune/search. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_
+#pragma once
 
 #include "backend/tune/search/search_state.h"
 
@@ -14,5 +13,3 @@ void sluice_search_give_up(sluice_search_t* search, int32_t bucket);
 /* Whether the answer may race its neighbours again: only while races have used less than their share. */
 int sluice_search_may_question(const sluice_search_t* search, const sluice_spot_t* spot);
 void sluice_search_question(sluice_search_t* search, int32_t bucket);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state of the search for n: candidates, the spots of a table, their windows and samples, and the cost of races.
  * search.h describes the algorithm. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_
+#pragma once
 
 #include "backend/base/status.h"
 #include "backend/cost/bootstrap_model.h"
@@ -165,5 +164,3 @@ static inline double sluice_search_spent(const sluice_search_t* search) {
 static inline int sluice_search_may_spend(const sluice_search_t* search) {
   return sluice_search_spent(search) <= search->config.budget_share * search->stats.total_seconds;
 }
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_ */

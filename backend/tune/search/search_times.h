@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Measured and predicted times of candidates: from races, from a machine, from a bootstrap model. Private to
  * backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_
+#pragma once
 
 #include "backend/tune/search/search_state.h"
 
@@ -34,5 +33,3 @@ int32_t sluice_search_best_predicted(sluice_search_t* search, const sluice_spot_
 /* Measured over predicted time, from raced candidates with the same mode if there are any: between two of them it is
  * interpolated in log n, and outside of them their trend continues. */
 double sluice_search_correction(sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_ */

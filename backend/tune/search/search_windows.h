@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A window of a race: candidates that alternate, early elimination, and the times that result. Private to
  * backend/tune/search. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_
+#pragma once
 
 #include "backend/tune/search/search_state.h"
 
@@ -23,5 +22,3 @@ void sluice_search_drop_hopeless(const sluice_search_t* search, sluice_spot_t* s
 void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window);
 /* Nonzero: the window is complete. Zero: the speed changed and steps contradict each other, so the window continues. */
 int sluice_search_close_window(sluice_search_t* search, sluice_spot_t* spot, sluice_window_t* window);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A case that calibrates CUDA contexts, on fakes and on a GPU, without a test framework. */
-#ifndef SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_
-#define SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_
+#pragma once
 
 #include "capi/test/cuda/cuda_layer_suite.h"
 
@@ -16,5 +15,3 @@ typedef struct calibrate_case_s {
  * ops of a layer and predict. Writes it to out_text [out_bytes], which may be NULL. Returns NULL, or the problem. */
 const char* calibrate_run(const layer_machine_t* machine, const calibrate_case_t* c, char* out_text,
                           uint64_t out_bytes);
-
-#endif /* SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_ */

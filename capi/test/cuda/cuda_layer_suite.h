@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases of a layer on a CUDA context, on fakes and on a GPU, without a test framework. Results are compared with the
  * plain f64 reference and with the same case on this CPU. */
-#ifndef SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_
-#define SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_
+#pragma once
 
 #include "capi/test/world/world.h"
 
@@ -31,5 +30,3 @@ extern const layer_case_t layer_cases[];
  * does not grow. Returns NULL, or the problem; *out_cases is the number of the case, which `seed` reproduces. */
 const char* layer_soak(const layer_machine_t* machine, int32_t most_ranks, uint64_t seed, double seconds,
                        int64_t* out_cases);
-
-#endif /* SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A bf16 model of two tensors in two groups, with its optimizer. Parameters and gradients are on a fake device or in
  * host memory. Memory of a fake device is host memory, so tests fill and compare it in place. */
-#ifndef SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
-#define SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -45,5 +44,3 @@ void com_advance(com_model_t* m);
 
 /* Returns NULL, or the difference. */
 const char* com_difference(const com_model_t* a, const com_model_t* b);
-
-#endif /* SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rigs on fake GPUs: one rig, or one rig on each of W ranks, which are threads. */
-#ifndef SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
-#define SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -37,5 +36,3 @@ void run_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*bod
 /* The same for ranks that share a device and a local group. */
 void run_local_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
                      rank_t* ranks);
-
-#endif /* SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_ */

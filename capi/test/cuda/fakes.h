@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Fake GPUs as a machine of the test world: the fake driver, cuBLAS and NCCL. Each rank has a device. */
-#ifndef SLUICE_CAPI_TEST_CUDA_FAKES_H_
-#define SLUICE_CAPI_TEST_CUDA_FAKES_H_
+#pragma once
 
 #include "capi/test/cuda/cuda_layer_suite.h"
 
@@ -30,5 +29,3 @@ const layer_machine_t* fakes_layer_machine(int is_local);
 
 /* The stream of a rank's host. */
 sluice_stream_t fakes_stream(int32_t rank);
-
-#endif /* SLUICE_CAPI_TEST_CUDA_FAKES_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases of the test world on fake GPUs, under cmocka, for suites that also run on this CPU. */
-#ifndef SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_
-#define SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_
+#pragma once
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
@@ -51,5 +50,3 @@ static inline void must_read(const case_t* c, uint64_t forward, uint64_t backwar
   assert_int_equal(fakes_waits(0, SLUICE_FORWARD).of_driver, forward);
   assert_int_equal(fakes_waits(0, SLUICE_BACKWARD).of_driver, backward);
 }
-
-#endif /* SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_ */

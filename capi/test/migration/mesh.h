@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks that may die: processes that share a mesh of sockets, created before the fork. A host communicator over the
  * mesh serves addresses and small exchanges, which fit into the socket buffers. */
-#ifndef SLUICE_CAPI_TEST_MIGRATION_MESH_H_
-#define SLUICE_CAPI_TEST_MIGRATION_MESH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -33,5 +32,3 @@ void mesh_leave_out(const mesh_end_t* end, int rank, mesh_end_t* out_end);
 sluice_status_t mesh_comm(mesh_end_t* end, uint64_t timeout_ns, sluice_comm_t** out_comm);
 /* A barrier. Returns 0 if a rank is gone. */
 int mesh_meet(mesh_end_t* end);
-
-#endif /* SLUICE_CAPI_TEST_MIGRATION_MESH_H_ */

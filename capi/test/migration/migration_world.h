@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A toy host with experts that move. Each rank has slots with all state of a real expert; updates depend on all of it.
  * */
-#ifndef SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_
-#define SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_
+#pragma once
 
 #include "sluice/migration.h"
 
@@ -40,5 +39,3 @@ int32_t toy_items(toy_rank_t* toy, const toy_placement_t* next, sluice_migration
 void toy_reference(int32_t expert, int32_t steps, toy_expert_t* out_expert);
 /* Returns 1 if every local expert has the bits of an expert that never moved. */
 int toy_is_right(const toy_rank_t* toy, int32_t steps);
-
-#endif /* SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_ */

@@ -2,8 +2,7 @@
 /* System calls and allocations that a test makes fail. The linker's --wrap redirects the library's calls here
  * (capi/test/BUILD lists the same names). The place of a system call is its address in the code; the place of an
  * allocation is its call stack. */
-#ifndef SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_
-#define SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +39,3 @@ void calls_fail_each(int32_t (*attempt)(const call_place_t* place, int64_t nth, 
 
 /* Returns the number of entries of a folder, `.` and `..` included; 0 if the folder does not exist. */
 int32_t calls_count_entries(const char* folder);
-
-#endif /* SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_ */

@@ -3,8 +3,7 @@
  * call and every call stack of an allocation, the first, second and last hit fail in turn (with SLUICE_FULL set, every
  * hit of an allocation). Each rank returns a status in bounded time, nothing leaks, and the same work succeeds
  * afterwards. A rank that succeeds despite the failure has the same bits. */
-#ifndef SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_
-#define SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_
+#pragma once
 
 #include "sluice/comm.h"
 
@@ -36,5 +35,3 @@ typedef enum nth_way_e { NTH_WITHIN, NTH_OVER_TCP, NTH_OVER_TCP_AND_LATER } nth_
 
 /* The body of a cmocka case. A hang prints the planned failure. */
 void nth_call(int32_t num_ranks, nth_way_t way, nth_work_t work);
-
-#endif /* SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A disk that fails on command: wraps pread, pwrite, fdatasync and posix_fallocate of the programs that link it. */
-#ifndef SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
-#define SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ extern _Atomic int64_t disk_calls[NUM_DISK_CALLS];
 extern how_t disk_how;
 extern _Atomic ino_t disk_only_file; /* only calls on this file count; 0: any */
 extern _Atomic int32_t disk_is_full;
-
-#endif /* SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_ */

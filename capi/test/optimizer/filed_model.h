@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A small model of three dtypes, whose master weights and moments are in memory or in a file. */
-#ifndef SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
-#define SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -54,5 +53,3 @@ void expect_states(model_t* m, const model_t* wanted);
 void write_params(model_t* m, model_t* copy, int seed);
 /* Closes the file and opens it at a step; -1: the last step. */
 void reopen(model_t* m, int64_t at);
-
-#endif /* SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A model of small tensors whose optimizers step together on several ranks, which are threads, and the reference: one
  * rank on gradients that the test sums. Failed checks fail the calling test. */
-#ifndef SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_
-#define SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -74,5 +73,3 @@ void ow_sum_gradients(const ow_world_t* w, const ow_rank_t* me, ow_model_t* refe
 
 /* Checks that steps have the bits of the reference. Returns the number of steps that decided before updating. */
 int ow_check_steps(ow_world_t* w, int64_t bucket, int64_t chunk, double max_norm);
-
-#endif

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The callbacks of a rank of a pipeline's world. Each callback checks its call and computes. */
-#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
-#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
+#pragma once
 
 #include "capi/test/pipeline/pipeline_types.h"
 
@@ -13,5 +12,3 @@ void pw_give_back(pw_rank_t* rank, int32_t micro_batch);
 
 /* Records an error. */
 void pw_wrong(pw_rank_t* rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
-
-#endif

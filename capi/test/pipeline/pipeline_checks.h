@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks of a pipeline's world for tests under cmocka. */
-#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
-#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -73,5 +72,3 @@ static inline void finish(pw_world_t* world) {
   assert_same_bits(world);
   pw_world_free(world);
 }
-
-#endif /* SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The model of a pipeline's world: layers of a few weights, whose rows differ between micro-batches. */
-#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
-#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
+#pragma once
 
 #include <string.h>
 
@@ -54,5 +53,3 @@ static inline int32_t pw_layer_of(const pw_world_t* world, int32_t stage, int32_
   const int32_t p = world->num_stages;
   return k * p + (pw_is_v(world) && k % 2 == 1 ? p - 1 - stage : stage);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks of a pipeline's world, and the options of a test. */
-#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_TYPES_H_
-#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_TYPES_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -109,5 +108,3 @@ typedef struct pw_world_s {
   int64_t column_op[PW_MAX_RANKS][2]; /* by stage: the current collective, and the number of ranks in it */
   int32_t column_left[PW_MAX_RANKS];
 } pw_world_t;
-
-#endif

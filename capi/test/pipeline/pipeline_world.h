@@ -2,8 +2,7 @@
 /* A small model on the ranks of a pipeline, which are threads: a chain of layers, one per virtual stage, whose
  * gradients accumulate in micro-batch order. The reference is the same model in one loop; both must have the same bits.
  * Shapes differ between micro-batches, and messages also contain integers, booleans and empty tensors. */
-#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
-#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
+#pragma once
 
 #include "capi/test/pipeline/pipeline_calls.h"
 #include "capi/test/pipeline/pipeline_model.h"
@@ -16,5 +15,3 @@ void pw_world_add(pw_world_t* world, int32_t num_micro_batches, int32_t forward_
  * gradients are those of the successful batches. */
 void pw_world_run(pw_world_t* world);
 void pw_world_free(pw_world_t* world);
-
-#endif /* SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_ */

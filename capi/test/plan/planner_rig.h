@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A planner for an invented machine, and a workload. */
-#ifndef SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
-#define SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
+#pragma once
 
 #include "sluice/planner.h"
 
@@ -22,5 +21,3 @@ sluice_planner_prediction_t predict(const sluice_planner_t* of, const sluice_pla
 extern sluice_planner_candidate_t candidates[512];
 int32_t choose(const sluice_planner_t* of, const sluice_planner_workload_t* workload,
                const sluice_planner_choice_t* wanted, int32_t* out_count);
-
-#endif /* SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the ranks_*_test.c: W ranks, which are threads with a rig each, run one scenario together. Checks inside a
  * rank are recorded and reported by `perform`, since cmocka's checks use longjmp, which only the main thread may do. */
-#ifndef SLUICE_CAPI_TEST_RANKS_PLAY_H_
-#define SLUICE_CAPI_TEST_RANKS_PLAY_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -64,5 +63,3 @@ sluice_status_t whole_step(part_t* me);
 uint64_t good_round(part_t* me, int line);
 /* Checks that a new communicator works in the same process after the first was lost. */
 void check_new_comm(part_t* me, int line);
-
-#endif /* SLUICE_CAPI_TEST_RANKS_PLAY_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases for layers of several shapes under one budget, on any device: every budget from the smallest that the layers
  * name fits a step of each layer. The caller opens and closes the first layer. */
-#ifndef SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_
-#define SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_
+#pragma once
 
 #include "capi/test/rig/rig.h"
 
@@ -17,5 +16,3 @@ typedef struct layers_suite_s {
 void layers_all_have_their_room(const layers_suite_t* suite);
 /* Small batches run first. Memory that is kept for their plans must not lead to a refusal of large batches. */
 void layers_batches_may_grow(const layers_suite_t* suite);
-
-#endif /* SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rigs with a context that the test configures, such as one with a budget, and a rig of two ranks for plans only. */
-#ifndef SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
-#define SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
+#pragma once
 
 #include "capi/test/rig/rig.h"
 
@@ -21,5 +20,3 @@ typedef struct pair_s {
 
 void pair_open(pair_t* pair, const sluice_moe_config_t* layer);
 void pair_close(pair_t* pair);
-
-#endif /* SLUICE_CAPI_TEST_RIG_OWN_RIG_H_ */

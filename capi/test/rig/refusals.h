@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the bad_*_test.c. A layer must refuse wrong input by name and stay intact: the next correct call has the
  * same bits as before, and nothing leaks. */
-#ifndef SLUICE_CAPI_TEST_RIG_REFUSALS_H_
-#define SLUICE_CAPI_TEST_RIG_REFUSALS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -58,5 +57,3 @@ typedef struct saved_s {
 } saved_t;
 void* save(void* user, int32_t which, uint64_t bytes);
 void free_saved(saved_t* saved);
-
-#endif /* SLUICE_CAPI_TEST_RIG_REFUSALS_H_ */

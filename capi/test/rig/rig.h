@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One rank of a layer with valid arguments, which a test modifies one at a time. All members are public: change a
  * descriptor or an argument, make the call, check the error, call rig_reset, and check that the next call works. */
-#ifndef SLUICE_CAPI_TEST_RIG_RIG_H_
-#define SLUICE_CAPI_TEST_RIG_RIG_H_
+#pragma once
 
 #include <stdatomic.h>
 
@@ -78,5 +77,3 @@ sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step);
 sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest);
 /* Releases everything. The heap must then have no live bytes; rig->heap stays readable. */
 void rig_close(rig_t* rig);
-
-#endif /* SLUICE_CAPI_TEST_RIG_RIG_H_ */

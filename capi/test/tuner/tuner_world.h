@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks, which are threads, train small layers with a tuner; options and results. */
-#ifndef SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_
-#define SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_
+#pragma once
 
 #include "sluice/sluice.h"
 
@@ -73,5 +72,3 @@ void tuner_run(tuner_world_t* w);
 void must_agree(const tuner_world_t* w);
 /* Both of these. */
 void run_and_agree(tuner_world_t* w);
-
-#endif /* SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_ */

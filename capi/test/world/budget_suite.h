@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases for a layer under a budget, on this CPU, with deduplication, or on a device with memory of its own. A test sets
  * how ranks run and calls the cases, which fail through cmocka. */
-#ifndef SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_
-#define SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_
+#pragma once
 
 #include "capi/test/world/world.h"
 
@@ -69,5 +68,3 @@ typedef struct budget_test_s {
 } budget_test_t;
 
 void budget_run_test(void** state);
-
-#endif /* SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases for a layer under a capacity and a budget, on any device. Like budget_suite.h with another base case, in which
  * all ranks are equal and take exactly the planned bytes. */
-#ifndef SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_
-#define SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_
+#pragma once
 
 #include "capi/test/world/budget_suite.h"
 
@@ -18,5 +17,3 @@ uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c);
 /* Budgets from the smallest up work, with the results of no budget; one byte less is refused. */
 void capacity_budget_peak_is_planned(const budget_suite_t* suite);
 void capacity_budget_more_outstanding_than_said(const budget_suite_t* suite);
-
-#endif /* SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_ */

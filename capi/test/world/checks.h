@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by tests under cmocka that run cases of the world. */
-#ifndef SLUICE_CAPI_TEST_WORLD_CHECKS_H_
-#define SLUICE_CAPI_TEST_WORLD_CHECKS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -59,5 +58,3 @@ void check_same_bits(const case_t* a, const case_t* b, int params);
 
 int case_run_there(void** state);
 int case_run_here(void** state);
-
-#endif /* SLUICE_CAPI_TEST_WORLD_CHECKS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sweeps over the axes of a case, which every mode of the layer passes. A suite gives its base case and its check. */
-#ifndef SLUICE_CAPI_TEST_WORLD_SWEEPS_H_
-#define SLUICE_CAPI_TEST_WORLD_SWEEPS_H_
+#pragma once
 
 #include "capi/test/world/checks.h"
 
@@ -38,5 +37,3 @@ typedef struct sweep_test_s {
   }
 
 void sweep_run_test(void** state);
-
-#endif /* SLUICE_CAPI_TEST_WORLD_SWEEPS_H_ */

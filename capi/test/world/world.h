@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A small world for tests of the layer: W ranks, which are threads, with the parameters and tokens of all ranks, and a
  * plain f64 reference of the whole layer with its gradients. */
-#ifndef SLUICE_CAPI_TEST_WORLD_WORLD_H_
-#define SLUICE_CAPI_TEST_WORLD_WORLD_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -152,5 +151,3 @@ int world_identical(const case_t* c, const result_t* a, const result_t* b, int p
  * which: 0 tokens, 1 route weights, from 2 on parameters; index counts over all ranks. */
 double world_objective(const case_t* c, int which, int64_t index, double delta);
 int64_t world_count(const case_t* c, int which);
-
-#endif /* SLUICE_CAPI_TEST_WORLD_WORLD_H_ */

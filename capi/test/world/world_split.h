@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the files of the world library; tests include only world.h. */
-#ifndef SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
-#define SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
+#pragma once
 
 #include "capi/test/world/world.h"
 
@@ -166,5 +165,3 @@ void world_run_rank(rank_t* r);
 
 /* world_case.c */
 void world_make_result(const case_t* c, result_t* out);
-
-#endif /* SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_ */

@@ -14,8 +14,7 @@
  * registered and the other not; memory freed or a communicator destroyed with a registration left; a registration that
  * ends while groups of its communicator run; a communicator that is used while its split is in progress, or ended
  * twice. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_
-#define SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_
+#pragma once
 
 #include "backend/comm/nccl/nccl_comm.h"
 
@@ -35,5 +34,3 @@ int64_t sluice_fake_nccl_registered(void);    /* messages between registered buf
 int64_t sluice_fake_nccl_broken_rules(char* out, size_t out_bytes); /* since the start; `out`: the first one in words */
 int64_t sluice_fake_nccl_groups(void);                              /* since the start */
 int sluice_fake_nccl_open_groups(void); /* of this thread: 0 unless ncclGroupEnd was forgotten */
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks of the fake NCCL in several processes: a shared folder with a file for each rank that has come or gone, and for
  * each message. SLUICE_FAKE_NCCL_FOLDER names it; without it all ranks are threads of this process. */
-#ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_
-#define SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ typedef struct sluice_fake_letter_s {
 void sluice_fake_nccl_post(const sluice_fake_letter_t* letter, const void* data, size_t bytes);
 /* Returns whether the message was there, with that many bytes; then removes it. */
 int sluice_fake_nccl_collect(sluice_fake_letter_t* letter, void* data, size_t bytes);
-
-#endif /* SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_ */

@@ -12,8 +12,7 @@
  * Kernels are loaded lazily, by the first launch of a kernel of a library on a device, which a capture does not allow.
  *
  * Thread-safe, so that ranks may be threads. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
+#pragma once
 
 #include "backend/device/cuda/cuda_device.h"
 
@@ -159,5 +158,3 @@ typedef void (*sluice_emulated_kernel_fn_t)(int64_t warps, const void* args);
 sluice_emulated_kernel_fn_t sluice_emulated_kernel(const char* name, size_t* out_bytes);
 /* From now on kernels run by this function, called with the lock held; NULL: as usual. (lane_orders.c) */
 void sluice_fake_cuda_run_kernels_by(void (*run)(const char* name, int64_t warps, const void* args));
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_ */

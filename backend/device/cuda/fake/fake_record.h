@@ -5,8 +5,7 @@
  * Dry: work that only fills rows is recorded and not executed, so that a layer of any size takes milliseconds. Kernels
  * that order routes run, since the host reads their counts; so do copies and messages that are too small to be rows.
  * All other kernels, GEMMs and messages do not. Memory is reserved without pages, so untouched memory takes none. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_RECORD_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_RECORD_H_
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -70,5 +69,3 @@ void sluice_fake_forget_record(void); /* of a reset */
 
 /* Returns whether the kernel is known. (kernel_work.c) */
 int sluice_fake_kernel_work(const char* name, const void* args, int64_t* out_units, int64_t* out_length);
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_RECORD_H_ */

@@ -10,8 +10,7 @@
  * fake_work.c     copies, kernels and their launches
  * fake_hazards.c  accesses, and pairs of them without an order (kernel_accesses.c: accesses of kernels)
  * fake_record.c   calls as data, and what a dry run omits (kernel_work.c: the amount of work of kernels) */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
+#pragma once
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/fake/fake_record.h"
@@ -190,5 +189,3 @@ int64_t sluice_fake_block_number(const char* data); /* 0: not memory of the driv
 int sluice_fake_is_on_device(const char* data);
 int sluice_fake_is_idle(const void* ordinal);   /* whether no stream of that device has work */
 void sluice_fake_release_block(block_t* block); /* its memory, unless the caller owns it */
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_ */

@@ -11,8 +11,7 @@
  * these lists.
  *
  * This file is also included before lanes.cu.h, whose hooks it defines. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_LANE_ORDERS_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_FAKE_LANE_ORDERS_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -47,5 +46,3 @@ void sluice_fake_at_fence(void);
 #define SLUICE_AT_UNIT(unit)      sluice_fake_at_unit(unit)
 #define SLUICE_WARP_AT(at, warps) sluice_fake_warp_at(at, warps)
 #endif
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_LANE_ORDERS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Kernels with a fault that lane_orders.h must find, and the same ones without. Each is a kernel of `units` warps. */
-#ifndef SLUICE_BACKEND_DEVICE_CUDA_TEST_PLANTED_KERNELS_H_
-#define SLUICE_BACKEND_DEVICE_CUDA_TEST_PLANTED_KERNELS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ const planted_kernel_t* planted_kernels(void);
 #ifdef __cplusplus
 }
 #endif
-
-#endif /* SLUICE_BACKEND_DEVICE_CUDA_TEST_PLANTED_KERNELS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A fake cuBLAS for tests, which multiplies on the CPU, in stream order on the queues of the fake CUDA driver. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
+#pragma once
 
 #include "backend/gemm/cublas/fake/fake_cublas_calls.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
@@ -25,5 +24,3 @@ int64_t sluice_fake_cublaslt_live(void); /* handles, descriptors, layouts, prefe
 int64_t sluice_fake_cublaslt_gemms(void);
 int64_t sluice_fake_cublaslt_searches(void);
 void sluice_fake_cublaslt_set_most_columns(int most); /* that a checked algorithm supports; 0: any number */
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs on the CPU, in the order of a stream of the fake CUDA driver, which records what they read and write. */
-#ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_
-#define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_
+#pragma once
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 
@@ -26,5 +25,3 @@ void sluice_fake_gemm_poison(const fake_gemm_t* problem); /* C becomes NaN */
 /* Enqueue a GEMM, or any op; both take the lock. */
 void sluice_fake_gemm_enqueue(void* stream, const char* entry, const fake_gemm_t* problem);
 void sluice_fake_op_enqueue(void* stream, const sluice_fake_op_t* op);
-
-#endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Simulated machines for the tests of the search: the time of a layer at each n, with and without noise. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_
+#pragma once
 
 #include "backend/tune/search/search.h"
 #include "sluice/context.h"
@@ -60,5 +59,3 @@ typedef struct late_s {
 /* Returns the seconds that the step would take without noise. */
 double run_late_step(sluice_search_t* s, const surface_t* surface, int64_t rows, uint32_t* seed, double noise,
                      late_t* late);
-
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_ */

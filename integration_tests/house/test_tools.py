@@ -197,7 +197,8 @@ def test_TemporaryFolders_AreMadeByWhatRemovesThem(root):
     assert found == LASTING_FILES.split()
 
 
-GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n        ":b",\n        "//c",\n    ],\n)\n'
+LONG = ['        ":' + "b" * 60 + '",\n', '        "//' + "c" * 60 + '",\n']  # together too long for one line
+GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n' + "".join(LONG) + "    ],\n)\n"
 
 
 @pytest.mark.parametrize(
@@ -205,12 +206,13 @@ GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n       
     [
         (GOOD, None),
         (GOOD.replace(" = ", "="), GOOD),
-        (GOOD.replace('":b"', "':b'"), GOOD),
-        (GOOD.replace('        ":b",\n        "//c",\n', '        "//c",\n        ":b",\n'), GOOD),
+        (GOOD.replace('"a.c"', "'a.c'"), GOOD),
+        (GOOD.replace("".join(LONG), "".join(LONG[::-1])), GOOD),
         (GOOD.replace("    name", "\tname"), GOOD),
+        (GOOD.replace('["a.c"]', '[\n        "a.c",\n    ]'), GOOD),
         (GOOD + "\n\n\n\n", GOOD),
     ],
-    ids=["good", "equals_sign", "quotes", "order", "tab", "end"],
+    ids=["good", "equals_sign", "quotes", "order", "tab", "list_that_fits", "end"],
 )
 def test_BazelFormat_WrittenOtherwise_IsRefusedAndFixed(root, tmp_path, before, after):
     path = tmp_path / "BUILD"

@@ -20,12 +20,7 @@ _WARNINGS = [
     "-Werror",
 ]
 
-_C_ONLY = [
-    "-std=c11",
-    "-Wstrict-prototypes",
-    "-Wmissing-prototypes",
-    "-Wold-style-definition",
-]
+_C_ONLY = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wold-style-definition"]
 
 # -D_GNU_SOURCE: -std=c11 hides POSIX. Hidden visibility: libsluice exports only SLUICE_API functions.
 # -ffp-contract=off: results must not depend on fused operations. No -march: kernels are chosen at run time.
@@ -143,10 +138,7 @@ def sluice_fuzz_target(name, srcs, deps = [], linkopts = []):
         srcs = srcs,
         copts = SLUICE_C_COPTS,
         linkopts = SLUICE_LINKOPTS + linkopts + ["-fsanitize=fuzzer", "-lm"],
-        tags = [
-            "fuzz",
-            "manual",
-        ],
+        tags = ["fuzz", "manual"],
         deps = deps + ["//third_party/fuzz:target"],
     )
     sluice_cc_test(

@@ -20,7 +20,9 @@ SORTED = {"srcs", "hdrs", "deps", "data", "tags", "visibility", "textual_hdrs"}
 
 def ruff(text):
     command = [os.path.join(os.path.dirname(sys.executable), "ruff"), "format", "--isolated", "--preview"]
-    command += ["--line-length", "120", "--stdin-filename", "BUILD.py", "-"]
+    # A list or a call that fits on one line stays there, with or without a comma at its end.
+    command += ["--line-length", "120", "--config", "format.skip-magic-trailing-comma=true"]
+    command += ["--stdin-filename", "BUILD.py", "-"]
     done = subprocess.run(command, input=text, text=True, capture_output=True)
     if done.returncode != 0:
         raise SyntaxError(done.stderr.strip())

@@ -58,11 +58,5 @@ def _mpi_repository_impl(ctx):
 
 
 mpi_repository = repository_rule(
-    implementation = _mpi_repository_impl,
-    local = True,
-    configure = True,
-    environ = [
-        "PATH",
-        "SLUICE_FOUND",
-    ],
+    implementation = _mpi_repository_impl, local = True, configure = True, environ = ["PATH", "SLUICE_FOUND"]
 )

@@ -21,18 +21,9 @@ def _cuda_repository_impl(ctx):
             if ctx.path(str(folder) + "/nvfatbin/lib/libnvfatbin.so.12").exists:
                 nvrtc = folder
     ctx.file("BUILD", "")
-    ctx.file(
-        "nvcc.bzl",
-        'NVCC = "%s"\nNVRTC = "%s"\nNVRTC_PYTHON = "%s/.venv/bin/python"\n' % (nvcc, nvrtc, root),
-    )
+    ctx.file("nvcc.bzl", 'NVCC = "%s"\nNVRTC = "%s"\nNVRTC_PYTHON = "%s/.venv/bin/python"\n' % (nvcc, nvrtc, root))
 
 
 cuda_repository = repository_rule(
-    implementation = _cuda_repository_impl,
-    local = True,
-    configure = True,
-    environ = [
-        "PATH",
-        "SLUICE_FOUND",
-    ],
+    implementation = _cuda_repository_impl, local = True, configure = True, environ = ["PATH", "SLUICE_FOUND"]
 )

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "third_party/bazel/test.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 typedef struct place_s {
   const char* file;
   int line;

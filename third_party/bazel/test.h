@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Defines cases of a cmocka program: a case is just TEST(Subject_Condition_Outcome) { ... }. test_main.c runs the cases
  * of a program in the order in which its files define them. Bazel's `--test_filter=PATTERN` (with `*` and `?`) selects
- * cases by name. */
+ * cases by name. Tests need not include the standard headers below. */
 #pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 

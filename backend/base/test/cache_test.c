@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Eviction keeps the contents and touches no byte outside the range. A test by hand, with a clock, shows that later
  * accesses are slow. */
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

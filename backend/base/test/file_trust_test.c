@@ -2,9 +2,6 @@
 /* Files that the library opens: only those of this user that others cannot write. */
 #include "backend/base/file_trust.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

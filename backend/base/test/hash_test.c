@@ -2,8 +2,6 @@
 /* The hash equals the published values of FNV-1a, in one piece and in several. */
 #include "backend/base/hash.h"
 
-#include <string.h>
-
 #include "third_party/bazel/test.h"
 
 /* Files (plans, schedules, machines) contain this hash: the values are FNV-1a's own test vectors. */

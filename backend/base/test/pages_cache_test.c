@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The file that keeps the measured rates of fresh memory for later processes. */
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/pages_cache.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Measuring fresh ranges keeps their contents; other ranges are not populated. */
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

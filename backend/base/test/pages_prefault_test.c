@@ -4,10 +4,6 @@
 #define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */
 #endif
 #include <sched.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* When fresh memory is measured, and which size of pages is chosen. */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ranges for which huge pages are requested with SLUICE_HUGE_PAGES=1. The kernel reports them in /proc/self/smaps
  * (flag "hg"). */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

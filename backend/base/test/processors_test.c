@@ -6,8 +6,6 @@
 #include "backend/base/processors.h"
 
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "third_party/bazel/test.h"
 

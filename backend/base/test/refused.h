@@ -2,8 +2,6 @@
 /* Assertions that a call fails with a status and a message, or succeeds. */
 #pragma once
 
-#include <string.h>
-
 #include "backend/base/test/last_error.h"
 #include "third_party/bazel/test.h"
 

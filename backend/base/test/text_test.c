@@ -2,8 +2,6 @@
 /* Text in memory of a fixed size: it is never exceeded, and the full length is counted. */
 #include "backend/base/text.h"
 
-#include <string.h>
-
 #include "third_party/bazel/test.h"
 
 TEST(Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A measured machine is synced to disk before its file gets its name. The linker prefers this program's fsync and
  * rename over those of the C library, so they record the order of the calls. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 /* Contention of exchanges and GEMMs: recovered from noisy simulated machines, and its effect on a schedule of small
  * exchanges. */
 #include <math.h>
-#include <stdio.h>
 
 #include "backend/calibrate/contention.h"
 #include "backend/cost/cost.h"

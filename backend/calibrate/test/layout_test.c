@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The layout of ranks as each rank receives it. */
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/calibrate/layout.h"
 #include "third_party/bazel/test.h"

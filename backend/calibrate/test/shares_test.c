@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shares from simulated works: the share of speed that each work keeps is known and is recovered. */
 #include <math.h>
-#include <stdint.h>
 
 #include "backend/calibrate/shares.h"
 #include "third_party/bazel/test.h"

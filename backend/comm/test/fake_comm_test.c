@@ -2,8 +2,6 @@
 /* The faults of the fake communicator, between two ranks over local communicators, on one thread where possible. */
 #include "backend/comm/fake/fake_comm.h"
 
-#include <stdint.h>
-
 #include "backend/base/clock.h"
 #include "third_party/bazel/test.h"
 

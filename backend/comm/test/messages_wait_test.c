@@ -2,8 +2,6 @@
 /* Waits for messages over a wire that delivers none, and the errors of an endpoint when ranks give up. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <string.h>
 #include <time.h>
 
 #include "backend/comm/comm.h"

@@ -3,9 +3,6 @@
  * rank then tries the next address, or the same address again. */
 #include "backend/comm/test/tcp_detour.h"
 
-#include <stdint.h>
-#include <string.h>
-
 #include "third_party/bazel/test.h"
 
 #define SECOND_NS UINT64_C(1000000000)

@@ -2,8 +2,6 @@
 /* A forked child has no descriptor of the tcp transport, whichever process forks and at any time. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

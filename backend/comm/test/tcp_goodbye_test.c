@@ -2,7 +2,6 @@
 /* A rank sends all its data and leaves while its peer is stopped: the data arrives, whatever the leaving rank has not
  * read. The send buffer is enlarged if the system allows it. */
 #include <signal.h>
-#include <stdint.h>
 #include <sys/socket.h>
 #include <unistd.h>
 

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
-#include <stdint.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>

@@ -3,8 +3,6 @@
  * length from another implementation (`openssl mac -macopt size:16 SIPHASH`). */
 #include "backend/comm/tcp/tcp_mac.h"
 
-#include <stdint.h>
-
 #include "third_party/bazel/test.h"
 
 TEST(TcpMac_VectorsOfTheAuthors_AreMet) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Messages of low priority: while bytes of an exchange are unread, they are sent slowly, but still sent. */
-#include <stdint.h>
 
 #include "backend/base/clock.h"
 #include "backend/comm/messages.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The end of a connection when a rank gives up: its last frame arrives, and the end of the peer is seen after all the
  * bytes that nobody reads. */
-#include <stdint.h>
 
 #include <arpa/inet.h>
 #include <fcntl.h>

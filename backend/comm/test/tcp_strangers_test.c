@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Strangers neither prevent nor delay a start, and none of them is accepted: idle and slow ones, strangers that send
  * arbitrary data, and strangers that replay data of a rank. */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/comm/test/tcp_detour.h"
 #include "backend/comm/test/tcp_strangers.h"

@@ -2,7 +2,6 @@
 /* Predictions from a pass of one chunk for more chunks, compared with the real schedule on a machine without
  * interference. */
 #include <math.h>
-#include <stdio.h>
 
 #include "backend/cost/cost.h"
 #include "backend/cost/bootstrap_model.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sim device over real templates, compared with the closed forms. */
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/cost/closed_forms.h"
 #include "backend/cost/predict.h"

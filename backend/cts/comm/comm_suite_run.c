@@ -2,10 +2,6 @@
 /* Runs the cases of the suite on a transport, with one group of ranks for each case, and counts failures. */
 #include "backend/cts/comm/comm_suite.h"
 
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/clock.h"

@@ -3,9 +3,6 @@
 #pragma once
 
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "third_party/bazel/test.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Records of ranks are compared by their table alone, and errors name ranks, fields and values. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/group/records.h"
 #include "third_party/bazel/test.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* When a wait tells the others, warns and gives up, by times that the test names; and which rank is the straggler. */
-#include <stdint.h>
 
 #include "backend/base/clock.h"
 #include "backend/group/wait.h"

@@ -2,8 +2,6 @@
 /* The pool of offloaded rows: reuse, replacement, and reclaim at the allocator's limit. */
 #include "backend/memory/pool.h"
 
-#include <stdint.h>
-
 #include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The protocol checker finds no fault in the protocol, and finds each planted fault. */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/migration/check.h"
 #include "third_party/bazel/test.h"

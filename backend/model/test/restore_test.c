@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of restore policies describes each completely, and agrees with the public numbers. */
-#include <string.h>
 
 #include "backend/model/restore.h"
 #include "third_party/bazel/test.h"

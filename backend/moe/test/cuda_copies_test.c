@@ -2,7 +2,6 @@
 /* Deduplicated layers on a CUDA context, on fakes, by rank and by node: the same bits as on the CPU, bytes sent, reads,
  * budgets and plans. deduplicate_test has more cases, also on these fakes, and cuda_layer_suite compares both with the
  * reference. */
-#include <string.h>
 
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Batches of several sizes under a budget of device memory, on the fakes: each size has its own plan, and all steps use
  * the same blocks. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/step/step.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks whose configs, wishes or order of calls differ get an error that names the values. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A callback or an op of the device fails on one rank: the other ranks get an error that names this rank. */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/device/fake/fake_device.h"
 #include "backend/moe/context/context.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A replayed forward for which the ranks find no original: all ranks then run the current choice, also a rank on which
  * an earlier forward had the same routing. */
-#include <stdint.h>
 
 #include "backend/base/hash.h"
 #include "backend/moe/context/context.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Refused placements of experts: on all ranks, with the cause named, and without any effect. */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"

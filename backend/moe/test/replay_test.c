@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Finds the earlier forward from which a repeated one takes its n. */
-#include <stdint.h>
 
 #include "backend/moe/layer/replay.h"
 #include "third_party/bazel/test.h"

@@ -2,8 +2,6 @@
 /* Builds with assertions check a template before they run it. Here the engine gets templates that lack a dependency.
  * The linker replaces the builder's functions with this file's (see BUILD). */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/schedule/schedule.h"
 #include "capi/test/rig/refusals.h"

@@ -2,9 +2,6 @@
 /* Under SLUICE_POISON a slot is NaN from its release on. Here the engine gets unchecked templates that release a slot
  * too early, and the results must show it, on this CPU and on CUDA (fakes). The linker replaces the builder's and the
  * checker's functions with this file's (see BUILD). */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/check/check.h"

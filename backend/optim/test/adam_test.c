@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Adam in host memory: errors against f64, equal bits of all kernels, and steps that change nothing. */
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/optim/adam_step.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A layer that changes its stage during a batch: in every order of events each micro-batch runs it forward and backward
  * once, on one stage, with its parameters there, and its gradients accumulate in order. Planted errors are found. */
-#include <stdint.h>
 
 #include "backend/pipeline/layer_move.h"
 #include "third_party/bazel/test.h"

@@ -7,9 +7,6 @@
  * The rules are those that executors use: backend/pipeline/layer_move.h decides which stage runs the layer, and
  * backend/migration the commit. A batch ends on a rank when its own ops have ended and all others have reported the end
  * of theirs. */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/state_set.h"
 #include "backend/migration/protocol.h"

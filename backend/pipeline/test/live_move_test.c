@@ -2,8 +2,6 @@
 /* A layer changes its stage while a batch runs, without a drain: losses, weights and moments have the same bits as a
  * loop in which nothing moves. The layer moves in every second batch, down and up alternately. */
 #include <pthread.h>
-#include <stdint.h>
-#include <stdlib.h>
 
 #include "backend/pipeline/test/live_host.h"
 #include "third_party/bazel/test.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The division of a budget among contexts, for given needs. */
-#include <stdint.h>
 
 #include "backend/plan/budget_division.h"
 #include "third_party/bazel/test.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans a layer of 1,024 experts on 256 ranks in one process, which links only base, model, schedule and plan. */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/plan.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The memory that the plan of a layer leaves for layers of other shapes. */
-#include <stdint.h>
 
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/candidates.h"

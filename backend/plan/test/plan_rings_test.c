@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The cached rings that determine the size of plans are those of the templates, in any order of look-ups. */
-#include <stdint.h>
 
 #include "backend/plan/plan_rings.h"
 #include "backend/schedule/template/template.h"

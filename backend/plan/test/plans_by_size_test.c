@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans for smaller batches fit into the bytes that the plans for the largest batches have reserved. */
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/plans_by_size.h"

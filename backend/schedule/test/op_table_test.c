@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of ops is complete. A failure names the kind of op and what it lacks. */
-#include <string.h>
 
 #include "backend/schedule/op_table.h"
 #include "backend/schedule/test/forms.h"

@@ -2,9 +2,6 @@
 /* The rules of swapping under every order of events of a stage, checked by the meaning of the ops; and simulated
  * times. */
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/swap/order.h"
 #include "backend/swap/simulate.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The answers of a search that are written for later runs: final answers, also while they are raced again. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search/test/surface.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Joint choice of n and strategy on simulated machines, on which the best pair depends on the size of the batch. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/test/surface.h"

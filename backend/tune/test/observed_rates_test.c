@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rates from observed passes: medians on simulated machines, and the order of plans that follows from them. */
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/tune/observed_rates.h"
 #include "third_party/bazel/test.h"

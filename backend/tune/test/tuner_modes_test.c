@@ -2,7 +2,6 @@
 /* The choice of a step is one unit: the weight-gradient mode belongs to its n, even if the header of its forward has
  * brought the choice for the next step. Otherwise a race between candidates that differ in both would wait forever for
  * a candidate that never runs as chosen. */
-#include <stdint.h>
 
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The number of rows that is assumed for a batch whose load varies. */
-#include <stdint.h>
-#include <stdlib.h>
 
 #include "backend/tune/search/search_state.h"
 #include "backend/tune/tuner_sizes.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calibration runs a barrier before it times an exchange. A fake communicator records the order of the exchanges. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "sluice/sluice.h"
 #include "third_party/bazel/test.h"

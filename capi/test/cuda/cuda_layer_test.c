@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The layer on a CUDA context, executed by the fake driver, cuBLAS and NCCL. Ranks have a device each and use NCCL, or
  * share one device and use a local communicator. Nothing here measures the speed of a GPU. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

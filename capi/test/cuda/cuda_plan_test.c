@@ -2,8 +2,6 @@
 /* Budgets and plans on a CUDA context, on fakes: results, device memory under any routing, predictions, and the single
  * read of a forward. plan_test.c tests plans on the CPU. */
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"

@@ -3,9 +3,6 @@
  * buffers, so contexts of one communicator may decide differently. If ranks call contexts that decided differently, all
  * ranks report an error. */
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

@@ -2,7 +2,6 @@
 /* The trace of a CUDA context, on fakes: ops have the device's times, and some failures leave a pass without times. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <time.h>
 
 #include "backend/base/clock.h"

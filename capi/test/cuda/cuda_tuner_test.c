@@ -2,8 +2,6 @@
 /* Tuning during training on CUDA contexts, on fakes. Events on the host's stream time passes, and events around ops
  * time the lanes of the first passes. Later headers carry the times, so that all ranks make the same choices. The host
  * waits only for the one read of a forward and for the ends of the first passes. */
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"

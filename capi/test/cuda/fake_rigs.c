@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/test/cuda/fake_rigs.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
 #include "third_party/bazel/test.h"

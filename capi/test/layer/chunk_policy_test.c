@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers with a restore policy for each chunk: bits of a layer that keeps everything, planned bytes, invalid lists. */
-#include <stdint.h>
-#include <string.h>
 
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"

@@ -2,9 +2,6 @@
 /* The exchanges that a layer passes to its host's process group, in order. A transport may post all receives before all
  * sends, so a rank's sends must come in the same exchange as its receives, and the peer must expect them in the
  * exchange of the same number. A pass begins with its header and counts. At most two exchanges are in flight. */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"

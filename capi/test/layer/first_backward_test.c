@@ -5,9 +5,6 @@
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #endif
 #include <sched.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Grouped exchanges of several chunks give the same bits as sequential exchanges; invalid values are refused. */
-#include <stdlib.h>
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"

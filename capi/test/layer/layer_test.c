@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The layer through the public ABI, compared with a plain f64 reference over ranks, chunks, dtypes and layouts. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/hash.h"

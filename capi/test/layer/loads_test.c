@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Loads by expert and by rank, from the counts of forwards before and after experts have moved. */
-#include <stdint.h>
-#include <string.h>
 
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"

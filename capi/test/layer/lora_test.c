@@ -2,7 +2,6 @@
 /* Adapters of experts (LoRA): the layer computes the same as the dense layer with W + s B A, and the gradients of A and
  * B follow from the dense gradient of W. Runs over gates, adapted matrices, chunks, policies, dtypes and layouts. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/world/budget_suite.h"

@@ -2,7 +2,6 @@
 /* Experts that change owner and slot between steps; the host moves their parameters and gradients. Results equal those
  * of a run without moves. Steps update the parameters, so that an error in one step persists. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/world/sweeps.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of restore policies through the public function. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "sluice/sluice.h"
 #include "third_party/bazel/test.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Restore policies that the config names, without a budget: a pass holds at most the bytes that MPipeMoE's eq. 5 leaves
  * of 2 (2 B M + B H), in every weight-gradient mode. */
-#include <stdint.h>
-#include <stdio.h>
 
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Split calls when some ranks have no rows: they still receive the values of the other ranks. */
-#include <stdint.h>
-#include <string.h>
 
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Counters of a pass's time outside of its ops. They count only while a trace is kept. */
-#include <string.h>
 
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* All that callers compile in is recorded in capi/abi/abi.txt. The compiler checks each size, offset, type and value
  * against the headers here, and accepts a repeated declaration only if it is the same. */
-#include <string.h>
 
 #include "sluice/sluice.h"
 #include "third_party/bazel/test.h"

@@ -2,8 +2,6 @@
 /* One system call or allocation fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer, train
  * a step, move the state of an expert, and settle over another communicator whether the old or the new state is valid.
  * */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/base/status.h"
 #include "capi/test/nth/nth_ranks.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A calibration is written to disk and read again, while each of its file calls and allocations fails in turn. A file
  * with the name of a calibration is complete, no other file remains, and the next attempt works. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "backend/calibrate/cache.h"

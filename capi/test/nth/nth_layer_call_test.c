@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One system call or allocation fails (nth_ranks.h) while ranks train a step of layers with special exchanges: grouped
  * chunks, deduplication by rank, and deduplication by node. */
-#include <stdint.h>
-#include <stdlib.h>
 
 #include "capi/test/nth/nth_ranks.h"
 #include "capi/test/rig/rig.h"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* An optimizer keeps its states in a file while each file call and each allocation fails in turn. Parameters belong to
  * a whole step, the file opens at this step or does not exist, no descriptor stays open, and the next attempt works. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "capi/test/nth/failing_calls.h"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A swap over a file, while each of its file calls and allocations fails in turn. Either all bytes return unchanged or
  * a call reports the failure; no descriptor stays open, no file remains, and after a reset the next batch works. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "capi/test/nth/failing_calls.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Master weights and moments in a file: the state after the disk or the process fails. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Master weights and moments in a file: the bits of states in memory, less memory, and errors. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

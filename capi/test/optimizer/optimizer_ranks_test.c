@@ -3,8 +3,6 @@
  * on none. The reference is a step without a communicator on gradients that the test sums. */
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "capi/test/optimizer/optimizer_world.h"

@@ -2,8 +2,6 @@
 #include "capi/test/optimizer/optimizer_world.h"
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "third_party/bazel/test.h"

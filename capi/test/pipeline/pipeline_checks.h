@@ -2,10 +2,6 @@
 /* Checks of a pipeline's world for tests under cmocka. */
 #pragma once
 
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "capi/test/pipeline/pipeline_world.h"
 #include "third_party/bazel/test.h"
 

@@ -4,9 +4,6 @@
  * ranks, so that all stages step or none; each group's comm has one rank, so that nothing is summed twice. The bits
  * equal those of a step that computes the sums itself. */
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "capi/test/pipeline/pipeline_world.h"
 #include "sluice/optimizer.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* If the budget lies between those of two policies, a plan keeps as many chunks as fit. Its time is below that of the
  * fastest fitting policy of all chunks, and its bytes are as predicted. */
-#include <stdint.h>
-#include <stdio.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

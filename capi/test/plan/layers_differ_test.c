@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers of several shapes under one budget, on a CPU and on a fake GPU. */
-#include <stdint.h>
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/layers_suite.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Outstanding forwards are counted and reported with the number that plans assume. A forward is refused if it does not
  * fit. */
-#include <stdint.h>
-#include <stdio.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* If no plan fits, the error names the cheapest change, and the layer runs with this change. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers under budgets from the smallest up: results equal those without a budget for any routing, in as many bytes. */
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/world/budget_suite.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The pool of offloaded rows under a budget: plans reserve a part of it for each forward, and no forward takes more,
  * whether Sluice or the host holds the rows. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

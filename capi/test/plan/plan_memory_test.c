@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ownership of memory: a refused plan holds none, the layers of a context share one set of slots, and a pass without
  * gradients has no step. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The allocator's peak equals the bytes that a plan predicts from the counts. */
-#include <stdint.h>
 
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"

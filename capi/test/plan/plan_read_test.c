@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans as bytes with random changes and a matching checksum. Each is refused with the name of a field, or is a valid
  * plan: the layer runs with the same results, or exceeds its budget. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/hash.h"
 #include "capi/test/rig/refusals.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans as handles: errors for bad input, writing and reading back, their categories, and the footprint of MPipeMoE. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

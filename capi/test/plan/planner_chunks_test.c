@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The planner with policies that differ between chunks: a policy for as many chunks as fit a budget, and lists. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/plan/planner_rig.h"
 #include "capi/test/rig/refusals.h"

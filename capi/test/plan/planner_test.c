@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The planner through the C ABI: predictions, choices, and errors. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "capi/test/plan/planner_rig.h"
 #include "capi/test/rig/refusals.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Offloaded rows on a CPU are stored in pool blocks that steps reuse: after the first step no block is allocated,
  * whether Sluice or the host holds the rows, and the context frees the blocks. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

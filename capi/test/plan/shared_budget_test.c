@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Contexts of one process that share a budget: each stays within its share, and errors name the whole budget. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

@@ -2,8 +2,6 @@
 /* The planner of stages through its public calls: plain layers, MoE layers under one budget, errors, and the memory of
  * a real context under a plan. */
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/base/alloc.h"
 #include "capi/test/plan/planner_rig.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks with frozen experts run a backward together with ranks that train theirs. The trained ranks have the bits of a
  * backward in which all train, and unwanted gradients are not written. */
-#include <stdint.h>
 
 #include "backend/base/hash.h"
 #include "capi/test/ranks/play.h"

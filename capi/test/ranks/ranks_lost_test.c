@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A rank stays away, leaves, aborts or dies in any phase: the others report it, none hangs, new communicators work. */
-#include <stdint.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/clock.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several outstanding steps, a failure of each allocation, and the bytes of a step: nothing leaks and no rank hangs. */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/hash.h"

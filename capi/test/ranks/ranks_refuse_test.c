@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One rank refuses its call. The other ranks report the rank and its reason, and all continue. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"

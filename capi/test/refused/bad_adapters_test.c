@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Refused adapters: wrong combinations, ranks, scales, tensors and gradients, each reported by name. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"

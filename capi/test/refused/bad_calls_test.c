@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Refused values and handles of calls, steps in a wrong order or context, and damaged saved buffers. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"

@@ -2,9 +2,6 @@
 /* Refused configurations of contexts, layers and communicators, and error texts that are copied out. */
 #include <dlfcn.h>
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Refused arguments of split calls: each is reported by name, nothing is written, and the dispatch can continue. */
-#include <stdint.h>
 
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"

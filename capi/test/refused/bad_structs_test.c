@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Structs of the wrong size, with unknown bytes or unknown extensions: ABI errors that name the struct. */
-#include <string.h>
 
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A second thread in a context gets BUSY. In a forked child all handles of the parent are inert. */
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

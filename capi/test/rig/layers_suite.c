@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/test/rig/layers_suite.h"
 
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tuner under a memory budget: plans race within the budget, are read back, and are priced by the planner. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"

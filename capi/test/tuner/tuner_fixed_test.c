@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers with a configured number of chunks: the tuner races the other open choices at this n, and no others. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers that leave open whether tokens are sent by rank or by node. The bytes sent show the choice. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several batch sizes alternate, without a budget. Each size gets its own answer, for any skew of the loads. */
-#include <stdint.h>
-#include <stdio.h>
 
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"

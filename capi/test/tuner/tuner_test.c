@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tuner in running layers: all ranks make the same decisions, decisions are reported and read back, and ranks with
  * different settings get an error. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "capi/test/tuner/tuner_world.h"

@@ -2,9 +2,6 @@
 #include "capi/test/tuner/tuner_world.h"
 
 #include <pthread.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "third_party/bazel/test.h"
 

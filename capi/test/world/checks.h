@@ -2,8 +2,6 @@
 /* Shared by tests under cmocka that run cases of the world. */
 #pragma once
 
-#include <stdint.h>
-
 #include "capi/test/world/world.h"
 #include "third_party/bazel/test.h"
 

@@ -6,8 +6,6 @@
  * smaller). The bounds are the largest errors found, rounded up; they hold for the patterns that the stride visits and
  * leave some margin for the others. */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/device/cpu/kernels_math.h"
 #include "backend/device/cpu/kernels_paths.h"

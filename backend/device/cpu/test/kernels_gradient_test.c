@@ -5,8 +5,6 @@
  * act_w = dL/d dact. A step of 1e-5 leaves about 1e-10 of truncation and rounding error; 1e-8 shows that the formulas
  * agree. */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/device/kernels.h"
 #include "third_party/bazel/test.h"

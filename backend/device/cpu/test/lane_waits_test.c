@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The waits of a pass that the CPU device reports on request. */
-#include <stdint.h>
 #include <time.h>
 
 #include "backend/device/device.h"

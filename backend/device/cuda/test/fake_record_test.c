@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The fake driver: its record of calls; dry runs, which skip the work of large kernels and copies; hardware queues that
  * streams share; kernels that are loaded lazily. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Parts of GEMMs: the number of parts in a run, and the memory that is evicted before they are measured. */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/cache.h"
 #include "backend/gemm/auto/auto_parts.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A race with made-up times: what is measured when, which kinds leave, and when it is over. */
 #include <math.h>
-#include <stdint.h>
 
 #include "backend/gemm/auto/auto_race.h"
 #include "third_party/bazel/test.h"

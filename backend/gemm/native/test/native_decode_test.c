@@ -2,8 +2,6 @@
 /* Decoding of packed weights by each set of kernels that this processor can run: every code with scales of every size
  * and every number of codes, against the definition in packed.h. No byte beyond the codes is read. */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

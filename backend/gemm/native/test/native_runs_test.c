@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Runs of panels: each panel is taken once, by any thread. */
 #include <pthread.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/gemm/native/native_runs.h"
 #include "third_party/bazel/test.h"

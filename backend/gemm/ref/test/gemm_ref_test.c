@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The promises of "ref" alone: the bits of a row do not depend on the number of rows and GEMMs, or on strides. */
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Buckets on the fake CUDA device: steps have the host's bits, and events alone order copies and kernels. */
 #include <math.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The hazard checker proves every template of the builder, and reports the fault of a changed template. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/schedule/check/order.h"
 #include "backend/schedule/check/releases.h"

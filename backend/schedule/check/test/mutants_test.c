@@ -3,9 +3,6 @@
  * removed, a lane changed, exchanges swapped, a group broken, a release removed, added or moved. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/schedule/check/op_rules.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Races of plans on simulated times: the winner, the cost of the race, and inputs that must not decide it. */
 #include <math.h>
-#include <stdio.h>
 
 #include "backend/tune/race/plan_race.h"
 #include "third_party/bazel/test.h"

@@ -2,7 +2,6 @@
 /* Comparison of two candidates whose steps alternate: at constant speed, across one change of speed, and with many
  * changes. */
 #include <math.h>
-#include <string.h>
 
 #include "backend/tune/race/race_log.h"
 #include "third_party/bazel/test.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tests of the choice of exchange forms after the search for n, on simulated machines: the faster form stays, and a
  * form that cannot win is not tried. */
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/tune/search/grouping.h"
 #include "backend/tune/search/search.h"

@@ -2,8 +2,6 @@
 /* Machines that break the two assumptions of the papers' search: time over n has one valley, and the best n grows with
  * the batch. Races still end, no answer is worse than the measured candidates, and repeated races find the best. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/tune/search/search_times.h"
 #include "backend/tune/search/test/surface.h"

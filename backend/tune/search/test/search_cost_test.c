@@ -2,8 +2,6 @@
 /* Cost of the search itself: the first steps, ten thousand steps of changing batches, a machine that changes
  * permanently. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"

@@ -2,8 +2,6 @@
 /* A race always ends, whatever the machine, the model and the host do: sizes that change at each step, several
  * outstanding forwards, replays, forwards without a backward, untimed passes. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"

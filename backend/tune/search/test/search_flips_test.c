@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The search finds the best candidate on a machine whose speed changes while it is timed. */
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"

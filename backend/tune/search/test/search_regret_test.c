@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The search against exhaustive search on simulated machines: the loss of its answers, and the steps that it needs. */
 #include <math.h>
-#include <stdlib.h>
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"

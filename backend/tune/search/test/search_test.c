@@ -2,8 +2,6 @@
 /* Rules of the search: all ranks choose the same, switches and valleys are counted, imported answers and limits are
  * respected. */
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
 
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"

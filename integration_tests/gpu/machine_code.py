@@ -206,13 +206,13 @@ def measure(code):
 
 
 def read_budgets(text, arch):
-    """Returns {name: Kernel} of the lines `ARCH KERNEL COUNTS.. LOADS STORES`."""
-    lines = [line.split() for line in text.split("\n") if line.strip() and not line.startswith("#")]
-    return {
-        line[1]: Kernel(*map(int, line[2:-2]), *(read_widths(word) for word in line[-2:]))
-        for line in lines
-        if line[0] == arch
-    }
+    """Returns {name: Kernel} of the lines `KERNEL`, then `ARCH COUNTS.. LOADS STORES` of each architecture."""
+    found = {}
+    for name, *words in (line.split() for line in text.split("\n") if line.strip() and not line.startswith("#")):
+        if arch in words:
+            numbers = words[words.index(arch) + 1 :][: len(Kernel._fields)]
+            found[name] = Kernel(*map(int, numbers[:-2]), *map(read_widths, numbers[-2:]))
+    return found
 
 
 def read_widths(word):
@@ -224,7 +224,7 @@ def write_widths(widths):
 
 
 def line_of(arch, name, kernel):
-    return " ".join([arch, name, *map(str, kernel[:-2]), *map(write_widths, kernel[-2:])])
+    return " ".join([name, arch, *map(str, kernel[:-2]), *map(write_widths, kernel[-2:])])
 
 
 def beyond(kernel, budget):

@@ -59,7 +59,7 @@ def test_Kernels_WithASpill_AreBeyondTheBudget(tmp_path):
     """A bound of eight blocks per SM leaves 32 registers."""
     kernels = "SLUICE_KERNELS_BY_DTYPE(sum_columns, sluice_column_sum_args_t)"
     bad = planted(tmp_path, "sums.cu", (kernels, f"#define SLUICE_CUDA_BLOCK 256, 8\n{kernels}"))
-    assert any(line.split()[1] == "sum_columns_f16" and "spilled" in line for line in bad), bad
+    assert any(line.split()[0] == "sum_columns_f16" and "spilled" in line for line in bad), bad
 
 
 def test_Kernels_WithANarrowLoad_AreBeyondTheBudget(tmp_path):
@@ -69,7 +69,7 @@ def test_Kernels_WithANarrowLoad_AreBeyondTheBudget(tmp_path):
         "p.x[v] = ((const volatile typename E::stored*)a.rows)[row * a.width + j + v];"
     )
     bad = planted(tmp_path, "rows.cu", (wide, narrow))
-    assert {line.split()[1] for line in bad} >= {f"combine_rows_{dtype}" for dtype in ("f32", "bf16", "f16", "f64")}
+    assert {line.split()[0] for line in bad} >= {f"combine_rows_{dtype}" for dtype in ("f32", "bf16", "f16", "f64")}
     assert all("loads of at most" in line for line in bad)
 
 

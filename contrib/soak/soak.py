@@ -10,8 +10,6 @@ wait for a rank that was stopped for a moment, if a loss differs in any bit from
 descriptors, threads or memory grow. The last line counts turns, events and statuses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

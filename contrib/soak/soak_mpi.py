@@ -10,8 +10,6 @@ if ranks that wait for a stopped rank return a status other than TIMED_OUT or PE
 from an undisturbed run. The last line counts runs, events and statuses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the quickstart: its order of blocks, its picture, and a short run of the stock side."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

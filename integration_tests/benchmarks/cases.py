@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of benchmarks: name, measured quantity, and module."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 ROOM = "integration_tests.benchmarks."

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A custom model whose MoE blocks AutoEP finds by patterns, with each layout of experts that AutoEP supports."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny models of transformers for AutoEP's presets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import recorder_registry

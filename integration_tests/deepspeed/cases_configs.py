@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: rare but valid sections of ds_config and ways to use an engine."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

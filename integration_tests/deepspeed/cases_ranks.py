@@ -2,8 +2,6 @@
 """Rank-side: cases in which one rank communicates, skips, refuses or grows alone. The cases assert here, and return
 values for the comparison of ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: training that starts from the newest checkpoint, for soak tests that kill ranks."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from pathlib import Path

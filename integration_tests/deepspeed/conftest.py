@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures with ranks that the tests of a file share. A set of ranks starts at its first use."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side, for all hosts: counts host memory of expert moves, from torch's allocations and the library's staging."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 The layer uses uneven all-to-alls through autograd and real rows only, without chunks and without overlap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

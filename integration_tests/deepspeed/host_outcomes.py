@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the outcomes of a host's own tests from pytest's report."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known failures of stock DeepSpeed on the oldest supported release (`./test --oldest-host`)."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 

@@ -4,8 +4,6 @@
 A forward hook that does nothing makes DeepSpeed's layer on Sluice call its experts as modules.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

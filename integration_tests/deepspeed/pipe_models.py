@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models for DeepSpeed's pipeline engine, with every kind of data that stages can pass to each other."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins the ranks of `rank_harness.Ranks` into a process group."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from datetime import timedelta

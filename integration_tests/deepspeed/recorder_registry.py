@@ -5,8 +5,6 @@ DeepSpeed uses class names as keys of transformers' registry of recorded outputs
 models, so stock fails. Here it accepts both. Neither host is changed otherwise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers.utils import output_capturing

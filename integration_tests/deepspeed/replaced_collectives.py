@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: context managers that replace torch's collectives."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -2,8 +2,6 @@
 """Rank-side, for all hosts: random placements of experts, hosts that omit some of an expert's state, and checksums of
 tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, against stock."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests moves of AutoEP experts between ranks: bits and checkpoint files are those without moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 """Tests that experts which move during training steps keep the bits of a training without moves, for several ep sizes,
 experts per token and ZeRO stages, in DeepSpeed's own layers and in AutoEP layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

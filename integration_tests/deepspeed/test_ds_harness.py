@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the harness of ranks."""
 
-from __future__ import annotations
-
 import rank_harness
 from rank_harness import MOST_GROUPS, Ranks
 

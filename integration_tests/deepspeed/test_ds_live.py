@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that layers which change stages during a batch of DeepSpeed's pipeline keep the bits of one without moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

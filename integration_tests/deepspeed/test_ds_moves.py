@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that layers which move between stages of DeepSpeed's pipeline keep the bits of a training without moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

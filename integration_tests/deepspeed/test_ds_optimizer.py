@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests DeepSpeed's Adam and AdamW through Sluice, offloaded or not: "sluice": {"optimizer": true}."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

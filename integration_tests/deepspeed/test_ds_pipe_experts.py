@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests MoE layers in pipeline stages with every policy and with the options of a layer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests DeepSpeed's pipeline engine through Sluice: the bits of the host's schedules, without the host's messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that errors name invalid values of the key "pipeline", and that a failing batch fails on all ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

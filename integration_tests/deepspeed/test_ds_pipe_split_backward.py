@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests DeepSpeed's pipeline engine with split weight gradients: the bits of the host's schedules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

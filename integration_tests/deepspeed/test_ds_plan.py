@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the "plan" of a pipeline: the bits of stock with the same partition, with any recomputation."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

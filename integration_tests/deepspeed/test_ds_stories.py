@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests stories, each of which uses several features together in a way that no test of one feature covers."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -6,8 +6,6 @@ without the package next to it, which would be imported instead of the installed
 requirements are skipped.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os

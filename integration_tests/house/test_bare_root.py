@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests third_party/test/bare_root.py in a root that has this machine's /usr instead of its own Debian."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the harness of the benchmarks: cases, options, records, pages, and tiny runs."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests pytest's collection of folders of this checkout whose names are also those of installed packages."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 """Tests the detection of the machine's tools by Bazel and set-up, while one Bazel server runs and tools are installed
 and removed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the table of the papers' figures is complete, and that simulated values have the claimed shape."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that third_party/test/sanitized.txt has every folder with tests of C, and nothing else."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

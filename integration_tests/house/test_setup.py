@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the calls and messages of the scripts in third_party/setup, with mock programs instead of the machine's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the random draws of the pipeline benchmark, and their simulation."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provides ranks with Megatron-Core, a set for each release; SLUICE in the environment must not affect the tests."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side of test_mg_dispatch.py: calls layers whose experts return their rows, step by step as schedules do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: makes one rank deviate from the others, and returns the errors on all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

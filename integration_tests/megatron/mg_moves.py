@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: moves experts between ranks during training, and compares this with a training without moves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mg_models

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: trains with Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cpu_shim

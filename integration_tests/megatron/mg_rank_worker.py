@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one rank of mg_ranks.MegatronRanks: the DeepSpeed tests' worker, under the CPU shim."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts ranks with a given release of Megatron-Core."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ Those tests call parts that a layer on Sluice has and does not use, or need eigh
 claim holds for stock, too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the findings of `sluice doctor` about Megatron-Core, in processes without the shim."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

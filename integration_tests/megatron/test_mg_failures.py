@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that all ranks report a deviation of one rank, with its number, and continue if possible."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests moves of experts while Megatron trains: the bits are the same, and checkpoints show no move."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests Megatron's --optimizer-cpu-offload with with_sluice(spec, optimizer=True), on every release."""
 
-from __future__ import annotations
-
 import pytest
 from mg_ranks import MegatronRanks
 from test_mg_training import LOSS, NORM, WEIGHT

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the conversion of the router's tensors to ids and weights, without Megatron."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sluice.adapters.megatron import routes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a GPTModel on Sluice with stock, trained through Megatron's own DDP, optimizer and schedule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -6,8 +6,6 @@ Their files are not part of this project: SLUICE_MEGATRON_TESTS names a folder t
 Engine or more ranks skip or fail, in stock as here.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends messages after pauses; the receiver prints how long each took. Each rank of link_test runs it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -4,8 +4,6 @@
 A rank prints its progress in lines. The test controls the ranks by files in the folder `argv[2]`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

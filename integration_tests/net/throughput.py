@@ -4,8 +4,6 @@
 It uses plain sockets without torch, because the test measures the link, not a library.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures the ranks of a host's rows: those of integration_tests/deepspeed, which also import from this folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

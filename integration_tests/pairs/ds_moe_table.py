@@ -2,8 +2,6 @@
 """Lists the features that can be combined in a training of DeepSpeed's `MoE`: options of the section, of the ds_config,
 and of the model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pair_table import NOBODY, STOCK, Fault, Rule, Table

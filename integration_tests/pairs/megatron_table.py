@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the features that can be combined in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pair_table import NOBODY, STOCK, Rule, Table

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the features that can be combined in a data-parallel training by `sluice.optim` instead of `torch.optim`."""
 
-from __future__ import annotations
-
 from pair_table import NOBODY, Fault, Rule, Table
 
 FACTORS = {

@@ -4,8 +4,6 @@
 A module whose ranks are not those of integration_tests/deepspeed has `make_ranks(world)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: trains one row of transformers_table.py with transformers' own transport and with Sluice's."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os

@@ -2,8 +2,6 @@
 """Lists the features that can be combined in a training of a transformers model whose experts are distributed by
 `ep_implementation="sluice"`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pair_table import Rule, Table

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures these tests: helpers are imported by name, and SLUICE in the environment must not affect the tests."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

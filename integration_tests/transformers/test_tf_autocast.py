@@ -4,8 +4,6 @@
 GPT-OSS gets f32 inside, because its loop adds f32 biases (test_tf_precision.py): nothing is cast.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

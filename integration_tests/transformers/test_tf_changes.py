@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the second of two calls of an experts module sees all changes between them."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

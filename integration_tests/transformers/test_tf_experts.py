@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares `experts_implementation="sluice"` with transformers' eager loop in f64: families, sizes, dtypes."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that both ranks of a split model report a deviation of one rank, and continue if possible."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

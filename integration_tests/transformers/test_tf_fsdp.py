@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains models under torch's FSDP2, FSDP1 or DDP: gradients and parameters equal those of stock."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

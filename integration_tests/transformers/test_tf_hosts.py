@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests common uses of a model around its experts: adapters, copies, generation, loading."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that unsupported models are rejected with class, attribute and remedy, and wrong options with the key."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

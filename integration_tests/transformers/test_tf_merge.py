@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice merge`: the merged checkpoint computes the same as PEFT's merge_and_unload, in any layout."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares loss, logits and all gradients of tiny models with those of transformers' eager experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

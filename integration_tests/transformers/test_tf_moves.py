@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests moves of a split model's experts between ranks in a training: the bits are the same, and files show no move."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

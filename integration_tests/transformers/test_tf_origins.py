@@ -5,8 +5,6 @@ written for it.
 Under expert parallelism: test_tf_parallel.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares `DistributedConfig(ep_implementation="sluice")` on two ranks with the unsplit model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that `sluice plan` reads every MoE config as transformers builds its model."""
 
-from __future__ import annotations
-
 import collections
 import json
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 """Tests checkpoints in MXFP4 and FP8, and others quantised while loading: experts stay in 4 or 8 bits, with the results
 of the decoded model to the bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

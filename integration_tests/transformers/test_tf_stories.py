@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests uses of several features of transformers at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

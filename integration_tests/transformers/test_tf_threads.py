@@ -6,8 +6,6 @@ With gemm "native" one thread sums each element in a fixed order, so two threads
 another order, and 16-bit intermediates can round differently.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

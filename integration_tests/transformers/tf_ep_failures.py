@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank-side: makes one rank of a split model deviate from the other, and returns the errors on both."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

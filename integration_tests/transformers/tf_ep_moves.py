@@ -2,8 +2,6 @@
 """Rank-side: moves experts of a split model between ranks during training, and compares this with a training in which
 no expert moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

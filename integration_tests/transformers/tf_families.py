@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a tiny instance of every experts class of transformers that uses the registry of experts implementations."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

@@ -4,8 +4,6 @@
 A variant is a dict of the options of `build` and `train`; those that it lacks have the defaults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from pathlib import Path

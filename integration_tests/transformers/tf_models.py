@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tiny models, and runs a step of them, also under expert parallelism."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes small checkpoints in the formats of gpt-oss (MXFP4), Qwen3 and DeepSeek (FP8), and the same models dense."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

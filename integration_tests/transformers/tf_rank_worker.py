@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one rank for tests of expert parallelism: the DeepSpeed tests' worker, without DeepSpeed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

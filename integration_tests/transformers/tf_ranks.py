@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks for tests of transformers: their processes have imported torch and the models before a test begins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rank_harness import Ranks

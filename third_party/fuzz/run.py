@@ -8,8 +8,6 @@ breaks a target is written there as crash-*, leak-*, timeout-* or oom-*: add a t
 inputs to the corpus in the tree that reach new code. The last line has the number of targets that hold.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -10,8 +10,6 @@ again there, and with the pinned releases; each test whose outcomes differ is li
 broke, 1 some broke, 2 the packages cannot be tried.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

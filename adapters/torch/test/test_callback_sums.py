@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that 16-bit parameter gradients of callback experts are summed over chunks in f32 and rounded once."""
 
-from __future__ import annotations
-
 import pytest
 import sluice  # noqa: F401  (finds the library)
 import torch

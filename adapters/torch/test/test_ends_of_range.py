@@ -5,8 +5,6 @@ A new kernel needs a row here: KERNELS names each kernel of backend/device/kerne
 the last test compares both lists. If Sluice differs from torch, the test says why.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

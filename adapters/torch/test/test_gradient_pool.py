@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that gradients reuse the memory of freed gradients: same bits, within the limit, off on request."""
 
-from __future__ import annotations
-
 import pytest
 import sluice
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares adapters of experts with autograd's results for W + s B A. The layer never forms that sum."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sluice.adapters.torch import Context, ContextOptions, Lora, MoeConfig, MoeLayer, StackedLayer

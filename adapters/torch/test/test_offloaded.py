@@ -2,8 +2,6 @@
 """Tests layers whose saved tensors are offloaded until their backward: the bits of layers that keep them, byte counts,
 errors."""
 
-from __future__ import annotations
-
 import copy
 import resource
 import statistics

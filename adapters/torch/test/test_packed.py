@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that experts whose members are parts of a tensor have the bits of a layer with separate tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer, PackedLayer

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice.plan_model`: activations stay within a budget, with the same bits of losses and gradients."""
 
-from __future__ import annotations
-
 import copy
 import os
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that a layer with packed stacks has the bits of one with decoded weights, and holds only codes and scales."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sluice.adapters.torch import (

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a project in C and C++ against an installed tree, without using this checkout, and runs it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -13,8 +13,6 @@ threads. Gradients are
 --decode measures calls without gradients instead (experts_decode.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experts blocks that benchmarks measure: model shapes, a transformers module, and rows with skewed routing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

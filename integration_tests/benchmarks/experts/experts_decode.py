@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times calls of an experts block without gradients for a few tokens, as in generation."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable

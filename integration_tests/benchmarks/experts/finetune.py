@@ -15,8 +15,6 @@ With --ranks 2: training steps of a model with expert parallelism and LoRA on at
 LoRA also on experts.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

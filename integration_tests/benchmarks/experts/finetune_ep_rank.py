@@ -4,8 +4,6 @@
 All sides use one model, whose experts change their transport between steps: two models would not fit into memory.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 With one thread the seconds are the process's CPU time, which other processes of the machine disturb less.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time

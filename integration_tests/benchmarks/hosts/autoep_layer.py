@@ -5,8 +5,6 @@ On both sides `deepspeed.initialize` converts a model of one layer with an "expe
 loop. The router is the host's, with random weights.
 """
 
-from __future__ import annotations
-
 from integration_tests.benchmarks.hosts import compare
 from integration_tests.benchmarks.measuring.bench import Bench
 

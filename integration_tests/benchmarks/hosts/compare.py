@@ -6,8 +6,6 @@ over forward and backward of max(communication, computation). Both are measured 
 that the layer really sends.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ A cell is balanced if communication takes between half and twice as long as comp
 and a speed-up of at least 1.5 is wanted.
 """
 
-from __future__ import annotations
-
 from integration_tests.benchmarks.hosts import compare
 from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import Bench, Option

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of ep.py: an experts block of transformers under stock's `all_to_all` with grouped_mm, and under Sluice."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

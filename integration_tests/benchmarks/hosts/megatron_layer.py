@@ -6,8 +6,6 @@ cases of the benchmark `layer`, whose marks for even loads apply here. In `layer
 load. Stock does not pad rows here, so the possible gain is smaller than over DeepSpeed's layer.
 """
 
-from __future__ import annotations
-
 from integration_tests.benchmarks.hosts import compare
 from integration_tests.benchmarks.layer.cells import NAMED
 from integration_tests.benchmarks.measuring.bench import Bench

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of megatron_layer.py: a stock `MoELayer` and one of Sluice's class with the same weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import sluice

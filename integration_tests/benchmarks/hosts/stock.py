@@ -6,8 +6,6 @@ The machine's rates are measured in the same run, in turns with the layers, at o
 or wall time if the link's rate is limited.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of stock.py: counts and times of stock layers, measured in turns with the rates of the machine."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import statistics

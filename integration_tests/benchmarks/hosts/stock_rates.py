@@ -5,8 +5,6 @@ Sizes differ from the layers' sizes, so that the model has to interpolate. Sever
 layer, so that none stays in the cache.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

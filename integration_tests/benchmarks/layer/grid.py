@@ -5,8 +5,6 @@ Each cell has at least 20 pairs. The mark is missed if the *lower quartile* of t
 record is written after every cell. --resume measures the cells that the record lacks; --most N stops after N cells.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from integration_tests.benchmarks.layer import layer

@@ -6,8 +6,6 @@ loopback and links of 4, 1, 0.4 and 0.2 Gbit/s; f32 and bf16. Every value appear
 because the benchmark checks that Sluice is nowhere slower, and overhead is largest in small cells.
 """
 
-from __future__ import annotations
-
 from integration_tests.benchmarks.layer.cells import Cell
 
 #      link       W   T     M     H     E   K  skew  drop   dtype

@@ -7,8 +7,6 @@ choice, capacity, dropping (with its random draws) and route weights remain the 
 run them on the same tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -16,8 +16,6 @@ ways       four stages. Each of these changes, with layers of several sizes, is 
            better one, and counted.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from pathlib import Path

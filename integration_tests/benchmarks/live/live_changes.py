@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws by a seed how the times of the layers of live.py change during training."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of live.py: DeepSpeed engines with sleeping layers, some of which move between stages."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

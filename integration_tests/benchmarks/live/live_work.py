@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of the stages of live.py: layers that sleep, with weights that matter only when they are sent."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the machine in a record: enough to repeat a run, but nothing that identifies the machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

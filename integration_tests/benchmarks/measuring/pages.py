@@ -4,8 +4,6 @@
 A table is between `<!-- CASE TABLE: written by the benchmark -->` and `<!-- end -->`.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import textwrap

@@ -6,8 +6,6 @@ The round begins when the slowest rank reaches the wanted rate, or when the time
 before a round and never after it, so it cannot favour a side. The record contains the rates.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

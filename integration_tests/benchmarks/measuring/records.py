@@ -6,8 +6,6 @@ the numbers that pages show. A run replaces an earlier run with the same command
 the last run.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

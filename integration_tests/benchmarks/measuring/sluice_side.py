@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of Sluice's Python interface that the layer benchmark and the quickstart share."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import Any, Protocol

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statistics in records."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

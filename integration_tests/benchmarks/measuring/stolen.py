@@ -7,8 +7,6 @@ quiet machine (--quiet-timeout). Only the lost time decides this, never the dura
 shares.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -11,8 +11,6 @@ waited, and the time by which steps became longer. `--ranks 8 --E 64 --skew 5 --
 `--skew 1` loads are even and nothing moves; then the CPU time of deciding is judged.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

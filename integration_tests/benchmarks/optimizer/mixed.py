@@ -12,8 +12,6 @@ marks       the lower end of the interval of stock's time over Sluice's is at le
             ratio of bytes, and at least 1.15. After the rounds the masters differ by a few roundings at most.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -16,8 +16,6 @@ marks       medians. torch_fused takes at least 0.85 of Sluice's time, 4 of whos
             1 / 1.1 where the data fit in L2; clip_grad_norm_ and the step take 1.15 times as long; mixed: mixed.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

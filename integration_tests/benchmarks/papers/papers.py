@@ -10,8 +10,6 @@ papers_parts.py the lines on parts (bytes by kind, interference, exchanges by n)
 (AxoNN).
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import statistics

@@ -9,8 +9,6 @@
 All selectors use the same machine: curves, start-up times, and the shares that determine the slowdown factors.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

@@ -5,8 +5,6 @@ Baselines: `unsplit` is n = 1 (FastMoE, PipeMoE(n=1)); `by destination` is Faste
 server, a message for each peer and a fixed n; `fixed n`; `without reuse` is PipeMoE (n adaptive, everything kept).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ All numbers come from `sluice plan --split` on a profile of Summit, with the pap
 embedding and the head are recomputed. The paper's baselines need tensor parallelism, which is not simulated.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from sluice.planning import batches, machines, optimizer, split

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of papers.py about parts of a step: bytes by kind, interference, baselines, exchanges by n, partition."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

@@ -12,8 +12,6 @@ Marks: adaptive takes at most 1.01 of the best fixed pair in the median over sce
 1.08 at worst, and its gain over the list's pair is at least 0.9 of the simulated gain.
 """
 
-from __future__ import annotations
-
 import statistics
 import textwrap
 from pathlib import Path

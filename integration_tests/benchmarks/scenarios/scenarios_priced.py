@@ -14,8 +14,6 @@ The last three keep everything, and are compared only in scenarios that keep eve
 needed.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable

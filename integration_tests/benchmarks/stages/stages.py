@@ -20,8 +20,6 @@ a fixed order, with messages sent during the computation and as many micro-batch
 1.03 of its time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

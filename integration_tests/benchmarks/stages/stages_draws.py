@@ -4,8 +4,6 @@
 A draw depends on the batch, stage, micro-batch and direction. It is the same for every side and for the simulator.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any

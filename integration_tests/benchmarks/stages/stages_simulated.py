@@ -5,8 +5,6 @@ A rank has one network card (net/namespaces.py), which the messages to both its 
 rendezvous sends, as with gloo beyond a socket's buffer. Sluice's sends are buffered, as over tcp.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any

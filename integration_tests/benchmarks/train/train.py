@@ -4,8 +4,6 @@
 The time of a step includes attention, gate, experts, gradient reduction and optimizer.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of train.py: two engines, step by step in turns."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ a fixed tiny layer are timed when the machine is calibrated, and again in every 
                        and the end of the barrier, which are part of every step but not of a pass
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

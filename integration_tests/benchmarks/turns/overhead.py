@@ -15,8 +15,6 @@ Pairs of blocks that lost more than --stolen of their time to other guests of th
 by each clock, and the account, may be at most 0.5 %.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of overhead.py: blocks of the tuned layer and of two sets of configured layers, in turns."""
 
-from __future__ import annotations
-
 import gc
 import random
 import time

@@ -11,8 +11,6 @@ backward it is twice the gradients' dispatch, because the combine overlaps the w
 Computation is that of the slowest rank. `reached` is the ideal over the time of the passes with the chosen n.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of overlap.py: a layer with one chunk and a tuned layer, traced in turns."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

@@ -5,8 +5,6 @@ One layer, forward and backward, in turns: `deduplicate` by rank, by node, and "
 the same sockets. The ranks of a node share one link to the other nodes. All sides use the same random routing.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

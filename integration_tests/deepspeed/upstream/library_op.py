@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a DeepSpeedCPUAdam that a test creates without an engine, and so without a config, use the library too."""
 
-from __future__ import annotations
-
 import json
 import os
 from types import ModuleType

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disables the host's shared-memory op, which compiles for minutes and only serves small all-reduces of inference."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 

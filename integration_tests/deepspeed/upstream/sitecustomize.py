@@ -6,8 +6,6 @@ none. Each pipeline batch, AutoEP forward and offloaded optimizer update that ru
 the running test to the file SLUICE_TEST_RAN.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -18,8 +18,6 @@ Process groups end with the parallel state that they were made for. Megatron doe
 has a thread that wakes a hundred times a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.machinery
 import importlib.util

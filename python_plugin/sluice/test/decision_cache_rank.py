@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a rank of a tiny training from kept decisions, and prints what its first steps ran. Argument: the file."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes records for `sluice trace` of passes that took the time that their schedules predict."""
 
-from __future__ import annotations
-
 from sluice.restore import SETS
 from sluice.timeline import Schedule
 

@@ -4,8 +4,6 @@
 hypothesis makes the same examples in every run; SLUICE_FUZZ_EXAMPLES is a number of other examples to make.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the import hook: threads that import hosts at the same time, and other packages of the same name."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import os
 import subprocess

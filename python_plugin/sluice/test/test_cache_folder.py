@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which folder keeps files for later runs, and which files are read back."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

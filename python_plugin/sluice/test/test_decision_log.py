@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the file of last decisions: no lost or partial writes; a damaged file is replaced with a warning; doctor."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which layers are recomputed, and the partition, under a budget: compared with all alternatives."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

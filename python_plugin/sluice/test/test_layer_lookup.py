@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests what the package's functions find in a layer, a model, a wrapper, a list, and in anything else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -2,8 +2,6 @@
 """Tests when layers move between stages: decisions over a list of changes, compared with the best partition at each
 time and with no moves."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import runpy

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the machine in docs/tuning.md is valid, and that its table has every field of a machine."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

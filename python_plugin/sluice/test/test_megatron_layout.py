@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests plans of layers in Megatron's layout: letters, refusals, and the command that prints it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the simulated batch in which layers move between stages, against a slow search for the next op."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the table of options: what is derived from it, and that a new option is one new row."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

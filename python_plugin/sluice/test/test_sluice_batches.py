@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice simulate --stages`: published bubbles, the best policy, budgets, and errors that name the option."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree
 

@@ -7,8 +7,6 @@
 python_plugin/sluice/planning/prices/README.md says when the table may change.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice plan --finetune`: bytes by part, what fits and what to change, errors; `--lora-rank` elsewhere."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that --json of every command prints one valid JSON value, with the members that docs/tools.md lists."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

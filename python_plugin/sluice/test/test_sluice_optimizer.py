@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice plan --optimizer` and `sluice simulate --optimizer`: bytes by tier, what fits, seconds by k, errors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests recorded expert loads: two real ranks, joined and replayed, and files that cannot be joined."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

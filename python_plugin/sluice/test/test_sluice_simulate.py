@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice simulate`: scaling in limits with a known result, skew, replayed routing, speed, errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

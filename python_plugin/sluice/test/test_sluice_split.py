@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice plan --split`: choices, bytes within budgets, rates on shared ports, files, and errors with names."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

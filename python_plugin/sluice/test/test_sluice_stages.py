@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice plan --stages`: problems in files, the table, and errors that name the field."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

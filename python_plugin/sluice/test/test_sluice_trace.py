@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice trace`: identified schedules, aligned clocks, a reason for all idle time, a real run of two ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

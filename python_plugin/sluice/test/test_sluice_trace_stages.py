@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice trace` of pipelines: a row for each stage, an arrow for each message, predicted next to measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice tune`: a short calibration of one rank and of two, a machine for `sluice plan`, errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

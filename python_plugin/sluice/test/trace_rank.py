@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a rank of a tiny training for tests of the tools: two layers, no framework. Arguments: steps, chunks, policy."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

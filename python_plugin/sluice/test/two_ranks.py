@@ -4,8 +4,6 @@
 They are forks of a process that has imported torch, which takes longer than what the ranks do.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

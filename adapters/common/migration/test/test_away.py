@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests state dicts of a module and of its optimizer while an expert is away."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

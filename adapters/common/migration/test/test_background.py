@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests copies of an expert's late tensors: each is gathered, copied and freed before the next."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

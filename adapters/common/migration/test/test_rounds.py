@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that rounds reach every placement, and that a rank sends and receives at most one expert in a round."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests LayerClock with a simulated clock that only layers advance."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

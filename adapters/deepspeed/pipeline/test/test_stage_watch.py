@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the rates that StageWatch learns from moves of layers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

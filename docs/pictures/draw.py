@@ -17,7 +17,6 @@ import json
 import re
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,12 @@ def small(svg: str) -> str:
     lines += others
     for style, among in texts.items():
         lines.append(f"<text {style}>{''.join(among)}</text>")
-    return "\n".join([*(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines), "</svg>", ""])
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def text_of(recorded: dict[str, Any]) -> str:
+    lines = [f"{json.dumps(name)}: {json.dumps(recorded[name], sort_keys=True)}" for name in sorted(recorded)]
+    return "{" + ",\n".join(lines) + "}\n"
 
 
 def drawn() -> dict[str, str]:
@@ -162,9 +166,7 @@ def main(words: list[str]) -> None:
         name, folder = words
         newest = {"quickstart": newest_quickstart, "trace": newest_trace}[name](Path(folder))
         recorded = (json.loads(RECORDED.read_text()) if RECORDED.exists() else {}) | {name: newest}
-        kept = re.sub('"[^"]*"', lambda text: text[0].replace(" ", "\0"), json.dumps(recorded, sort_keys=True))
-        lines = textwrap.fill(kept, 120, break_long_words=False, break_on_hyphens=False)
-        RECORDED.write_text(lines.replace("\0", " ") + "\n")
+        RECORDED.write_text(text_of(recorded))
     for name, picture in drawn().items():
         (HERE / name).write_text(picture)
 

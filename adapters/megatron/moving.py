@@ -23,9 +23,8 @@ def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], opt
     Unsupported under the distributed optimizer, which keeps parts of masters and moments on other ranks.
     """
     replicas = getattr(layer.experts, "dp_group", None)
-    is_alone = replicas is None or replicas.size() == 1
-    everywhere = moving.unanimous(None if is_alone else replicas, next(layer.experts.parameters()).device)
-    moving.move(layer._sluice, _belongings(layer, optimizer), expert_rank, expert_slot, everywhere)
+    replicas = None if replicas is None or replicas.size() == 1 else replicas
+    moving.move(layer._sluice, _belongings(layer, optimizer), expert_rank, expert_slot, replicas)
 
 
 def _belongings(layer: Any, optimizer: Any) -> Belongings:

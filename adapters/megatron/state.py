@@ -208,6 +208,11 @@ class LayerState:
         """See migration.moving.MovingLayer."""
         return self.finding.ranks
 
+    @property
+    def moving_wait_s(self) -> float | None:
+        """See migration.moving.MovingLayer."""
+        return self._options.timeout
+
     def replace_experts(self, placement: Placement) -> None:
         """See migration.moving.MovingLayer."""
         self.placement = replace_in_all(list(self._layers.values()), self.placement, placement)

@@ -372,6 +372,11 @@ class ExpertsState:
         """See migration.moving.MovingLayer."""
         return () if self._group is None else self._group.ranks
 
+    @property
+    def moving_wait_s(self) -> float | None:
+        """See migration.moving.MovingLayer."""
+        return None if self._options is None else self._options.timeout
+
     def replace_experts(self, placement: Placement) -> None:
         """See migration.moving.MovingLayer."""
         alive = [layer for layer in self._layers.values() if layer.context.alive]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import sluice
@@ -18,11 +20,13 @@ from deepspeed.runtime import utils
 from ds_models import SLUICE, batch, build, ds_config, engine, train
 from shuffles import PROMISES_BITS, bits, copied, forgetting, shuffled, state_bits
 from sluice.adapters.common.migration import moving as moves
+from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.deepspeed.moe import moving
 from sluice.adapters.deepspeed.moe.state import LayerState
 from sluice.errors import InvalidState, SluiceError, Unsupported
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.distributed_c10d import _get_default_store
 
 SECTION = {**SLUICE, **PROMISES_BITS}
 UNCLIPPED = {"gradient_clipping": 0.0}
@@ -387,7 +391,7 @@ class _Broken(RuntimeError):
 def _failing(step: str, rank: int) -> Iterator[None]:
     """Makes a function of a move fail on this rank. step: NAME for the first call, or NAME:N for the N-th call."""
     name, _, nth = step.partition(":")
-    owner = LayerState if name == "replace_experts" else moves
+    owner = {"replace_experts": LayerState, "_begin": shipments}.get(name, moves)
     if not name:
         yield
         return
@@ -460,6 +464,44 @@ def lost_rank(step: str) -> Any:
     finally:
         setattr(moves, step, original)
     return said, kept_bits(host) == before and layer._sluice.placement == lay, layer._sluice.torn
+
+
+def hung_rank(step: str, wait_s: float) -> Any:
+    """Makes the last rank hang in this step of a move until the others have an error. Returns the error, the seconds
+    until then, whether the error left everything in its place, and whether later training has the bits of none."""
+    section = {**SECTION, "timeout": wait_s}
+    last, store = dist.get_world_size() - 1, _get_default_store()
+    found: list[Any] = []
+
+    def move(host: Any, step_number: int) -> None:
+        if step_number != 1:
+            return
+        layer = host.sluice.layers[0]
+        before, lay = kept_bits(host), layer._sluice.placement
+        owner = moves if hasattr(moves, step) else shipments
+        original, begun = getattr(owner, step), time.monotonic()
+
+        def hangs(*given: Any) -> Any:
+            store.wait([f"hung {step} {rank}" for rank in range(last)], timedelta(seconds=100))
+            return original(*given)
+
+        if dist.get_rank() == last:
+            setattr(owner, step, hangs)
+        try:
+            host.sluice.move_experts(layer, *shuffled(layer._sluice, 1))
+            found.append("")
+        except SluiceError as error:
+            found.append(f"{type(error).__name__}: {error}")
+        finally:
+            setattr(owner, step, original)
+        store.set(f"hung {step} {dist.get_rank()}", "")
+        found.append(time.monotonic() - begun)
+        found.append(kept_bits(host) == before and layer._sluice.placement == lay and not layer._sluice.torn)
+
+    common: dict[str, Any] = {"config": UNCLIPPED, "at_end": kept_bits}
+    layers = [{"k": 2, "num_experts": 8, "expert": "gelu"}]
+    still, moved = (train(layers, 4, section, before=before, **common) for before in (None, move))
+    return [*found, [still[name] == moved[name] for name in ("losses", "end")]]
 
 
 def torn_move() -> list[str]:

@@ -219,7 +219,7 @@ def test_StateDict_WhileExpertsAreAway_IsRightOrRefused(ranks2: Ranks, tmp_path:
 
 
 # The steps of a move in order: the engine's check, copies, memory, transfer, filled tensors, the engine's placement.
-STEPS = ["replace_experts:1", "content_of:2", "_rooms", "_exchange", "fill:1", "fill:2", "replace_experts:2"]
+STEPS = ["replace_experts:1", "content_of:2", "_rooms", "_begin", "_exchange", "fill:1", "fill:2", "replace_experts:2"]
 
 
 @pytest.mark.parametrize("stage", [0, 1], ids="zero {}".format)
@@ -239,6 +239,16 @@ def test_Move_ARankIsLost_AllLiesWhereItLay(ranks2: Ranks, step: str, is_torn: b
     said, as_before, torn = ranks2.try_run("cases_placement:lost_rank", dying=(1,), step=step)[0]["result"]
     ranks2.stop()
     assert "lost" in said and as_before and bool(torn) == is_torn, (said, torn)
+
+
+@pytest.mark.parametrize("step", ["content_of", "_transfer"])
+def test_Move_ARankHangs_IsNamedWithinTheDeadline(ranks2: Ranks, step: str) -> None:
+    """The rank goes on after the other has an error: nothing has moved, and training has the bits without moves."""
+    for rank, (said, seconds, as_before, same) in enumerate(
+        ranks2.run("cases_placement:hung_rank", step=step, wait_s=6.0)
+    ):
+        assert ("rank 1 did not answer within 6 s" if rank == 0 else "a rank was lost") in said, said
+        assert seconds < 60 and as_before and same == [True, True], (rank, seconds)
 
 
 def test_Move_CanGoNeitherOnNorBack_EveryLaterCallIsRefused(ranks2: Ranks) -> None:

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from sluice.adapters.common.migration import placement as placement_module
+from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.migration.shipments import Shipment
 from sluice.adapters.common.optimizer_state import Content, Keeper, Piece, bytes_of, of_prefix
 from sluice.adapters.common.vote import Vote
 from sluice.errors import InvalidState, Unsupported
@@ -45,6 +47,11 @@ class MovingLayer(Protocol):
     @property
     def moving_ranks(self) -> Sequence[int]:
         """Returns the global ranks of the layer's group."""
+        ...
+
+    @property
+    def moving_wait_s(self) -> float | None:
+        """Returns the seconds to wait for a rank; None: the default."""
         ...
 
     def replace_experts(self, placement: Placement) -> None:
@@ -90,20 +97,20 @@ def move(
     belongings: Belongings,
     expert_rank: Sequence[int],
     expert_slot: Sequence[int],
-    everywhere: Callable[[bool], bool] | None = None,
+    replicas: Any = None,
 ) -> None:
     """Moves expert e to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Called between steps.
 
     Collective over the group, and over the ranks that hold replicas of its experts: all ranks give the same lists.
     InvalidState while a forward waits for its backward, or while the keeper has an obstacle. Unsupported if
-    an expert would move between two slots that freeze different parameters. everywhere: takes whether this group can
-    move, and returns whether all groups that must move together can.
+    an expert would move between two slots that freeze different parameters. PeerLost names a rank that hangs.
+    replicas: a group of torch, over the ranks that hold the same experts as this one; None: this rank alone.
     """
     slots, keeper, group = belongings
     ranks, old = layer.moving_ranks, layer.placement
     new = placement_module.checked(layer.moving_name, layer.home, expert_rank, expert_slot)
     own = ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
-    vote = Vote(layer.moving_name, group, ranks, everywhere)
+    vote = Vote(layer.moving_name, group, ranks, replicas, layer.moving_wait_s)
     parameters = [piece.parameter for expert in slots for piece in expert.pieces.values()]
     vote.ask(layer.torn or keeper.obstacle(list({id(p): p for p in parameters}.values())))
     trained = vote.tell(trained_of(slots))
@@ -113,7 +120,8 @@ def move(
     contents = vote.take(lambda: {e: _without_gaps(content_of(slots[old.expert_slot[e]], keeper)) for e in leaving})
     described = vote.tell({e: _describe(content) for e, content in contents.items()})
     arrived = vote.take(lambda: _rooms(contents, described, old, new, own))
-    vote.take(lambda: _exchange(contents, arrived, old, new, own, group, ranks))
+    # A third of the wait: ranks that find another one missing say so while the rest still waits for the vote.
+    vote.take(lambda: _exchange(contents, arrived, old, new, ranks, vote.wait_s / 3))
 
     def restore() -> None:
         if layer.placement != old:
@@ -187,20 +195,6 @@ def refuse_torn(layer: MovingLayer) -> None:
     """Raises InvalidState if a move of this layer has failed half-way."""
     if layer.torn:
         raise InvalidState(layer.torn)
-
-
-def unanimous(replicas: Any, device: torch.device) -> Callable[[bool], bool] | None:
-    """Returns the function `everywhere` of `move`, over a process group of the ranks that hold the same experts; None:
-    there is no such group."""
-    if replicas is None:
-        return None
-
-    def ask(can: bool) -> bool:
-        answer = torch.tensor([int(can)], device=device)
-        dist.all_reduce(answer, op=dist.ReduceOp.MIN, group=replicas)
-        return bool(answer.item())
-
-    return ask
 
 
 def bytes_of_expert(belongings: Belongings) -> int:
@@ -323,19 +317,23 @@ def _exchange(
     arrived: dict[int, Content],
     old: Placement,
     new: Placement,
-    own: int,
-    group: Any,
     ranks: Sequence[int],
+    wait_s: float,
 ) -> None:
-    """Exchanges contents with other ranks. Tensors are sent one by one, in an order that both ends compute."""
-    work: list[Any] = []
-    for e, (source, target) in enumerate(zip(old.expert_rank, new.expert_rank)):
-        if source == target or own not in (source, target):
-            continue
-        for value in (contents if source == own else arrived)[e].values():
-            if not isinstance(value, torch.Tensor):
-                continue
-            transfer, peer = (dist.isend, target) if source == own else (dist.irecv, source)
-            work.append(transfer(value, ranks[peer], group=group))
-    for request in work:
-        request.wait()
+    """Exchanges contents with other ranks, through host memory."""
+    moved = [e for e, (source, target) in enumerate(zip(old.expert_rank, new.expert_rank)) if source != target]
+    if not moved:
+        return
+    sent = {e: _in_host_memory(content) for e, content in contents.items()}
+    listed = [Shipment(ranks[old.expert_rank[e]], ranks[new.expert_rank[e]], sent.get(e), ()) for e in moved]
+    landing = {e: _in_host_memory(arrived[e]) for e in moved if e in arrived}  # in the order of `listed`
+    shipments.exchange(listed, list(landing.values()), wait_s)
+    for e, content in landing.items():
+        for name, value in content.items():
+            if isinstance(value, torch.Tensor):
+                arrived[e][name].copy_(value)
+
+
+def _in_host_memory(content: Content) -> Content:
+    """Returns the content with tensors in host memory: the same ones, or copies of those on a device."""
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in content.items()}

@@ -32,8 +32,7 @@ def move(
     optimizer: Any = None,
 ) -> None:
     """See migration.moving.move. Collective over the layer's group, and over groups with replicas of its experts."""
-    everywhere = moving.unanimous(replicas_of(layer), next(layer.experts.parameters()).device)
-    moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, everywhere)
+    moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, replicas_of(layer))
 
 
 def replicas_of(layer: Any) -> Any:

@@ -179,6 +179,11 @@ class Runners:
         """See migration.moving.MovingLayer."""
         return self.finding.ranks
 
+    @property
+    def moving_wait_s(self) -> float | None:
+        """See migration.moving.MovingLayer."""
+        return self._options.timeout
+
     def slots(self, container: Any) -> list[Expert]:
         """Returns the tensors of each expert of this rank in the layer's container."""
         raise NotImplementedError

@@ -16,12 +16,12 @@ import torch
 from sluice.adapters.common import agree
 from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.shipments import Content, Shipment
-from sluice.adapters.common.vote import Vote
+from sluice.adapters.common.vote import Vote, first_reason
 from sluice.adapters.deepspeed.optimizer import optimizer_parts
 from sluice.adapters.deepspeed.optimizer.optimizer_parts import Kept
 from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.errors import InvalidState, PeerLost, PeerRefused, TimedOut
+from sluice.errors import InvalidState
 from sluice.planning.layer_moves import Trained
 from torch import nn
 
@@ -29,7 +29,6 @@ T = TypeVar("T")
 _HOME = "_sluice_home_parts"  # attributes of an engine: the partition at the start of training ...
 _TORN = "_sluice_torn_layers"  # ... and why its ranks may have different layers
 _NONE_MOVED = "No layer has moved: move again, or train on"
-_OF_OTHERS = tuple(each.__name__ for each in (PeerLost, PeerRefused, TimedOut))
 _KEPT = "kept "  # prefix of the name of an optimizer state
 
 
@@ -53,8 +52,7 @@ class Meeting(Vote):
 
     def __init__(self, moves: Sequence[Move], wait_s: float | None) -> None:
         layers = ", ".join(str(each.layer) for each in moves)
-        super().__init__(f"layer{'s' * (len(moves) > 1)} {layers}", None, list(_ranks()), None)
-        self._wait_s = wait_s
+        super().__init__(f"layer{'s' * (len(moves) > 1)} {layers}", None, list(_ranks()), None, wait_s)
 
     def do(self, what: str, step: Callable[[], T], then: str = _NONE_MOVED) -> T:
         """Returns the step's result. If it fails on a rank, all raise UnsupportedError, whose text ends with `then`."""
@@ -65,13 +63,12 @@ class Meeting(Vote):
         """See Vote."""
         own, lost = torch.distributed.get_rank(), "did not answer: start all ranks again, from the last checkpoint"
         with self._answered():
-            return list(agree.exchange(_ranks(), own, value, self._wait_s, lost).values())
+            return list(agree.exchange(_ranks(), own, value, self.wait_s, lost).values())
 
     def ask(self, why_not: str, error: Exception | None = None) -> None:
-        """See Vote. Raises the same error on all ranks: that of the first rank that did not only lose another."""
-        said = [(why.startswith(_OF_OTHERS), rank, why) for rank, why in enumerate(self.tell(why_not)) if why]
-        if said:
-            _, rank, why = min(said)
+        """See Vote. Raises the same error on all ranks."""
+        rank, why = first_reason(self.tell(why_not))
+        if why:
             text = f"{self.name} cannot move: {self._what} failed on rank {rank}: {why}. {self._then}"
             raise UnsupportedError(text, peer=rank) from error
 
@@ -105,7 +102,7 @@ def move(
     arriving = {each.layer: shipment for each, shipment in zip(moves, listed) if comes(module, each)}
     arrived = meeting.do("making room", lambda: {n: shipments.places(each) for n, each in arriving.items()})
     # A third of the wait: ranks that find another one missing say so while the rest still waits for the vote.
-    most_s = (agree.DEFAULT_WAIT_S if wait_s is None else wait_s) / 3
+    most_s = meeting.wait_s / 3
     travel_s = meeting.do("sending", lambda: shipments.exchange(listed, list(arrived.values()), most_s))
     meeting.do("loading", lambda: [stage_module.fill(built[layer], content) for layer, content in arrived.items()])
     put_in_force(engine, parts, built, arrived, optimizer, kept, meeting)

@@ -16,7 +16,6 @@ from typing import Any
 from integration_tests.benchmarks.measuring.machine import machine, versions
 
 FOLDER = Path(__file__).resolve().parents[1] / "records"
-WIDTH = 120
 _AVX512, _BF16, _AMX = {"avx2", "avx512f"}, {"avx512_bf16"}, {"amx_bf16", "amx_tile"}
 # Machines by their name on the pages: the beginning of "cpu" in records, and the instruction sets.
 MACHINES = {
@@ -76,33 +75,17 @@ def write(folder: Path, name: str, command: str, rows: Sequence[Mapping[str, Any
     at = next((number for number, each in enumerate(found) if each["command"] == command), len(found))
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / f"{name}.raw.json", json.dumps({**run, "raw": raw}, indent=1))
-    replace(folder / f"{name}.json", text_of({"runs": [*found[:at], run, *found[at + 1 :]]}))
+    replace(folder / f"{name}.json", text_of([*found[:at], run, *found[at + 1 :]]))
 
 
-def text_of(value: Any, indent: str = "", before: int = 0) -> str:
-    """JSON with lines filled up to WIDTH. before: the characters that precede it on its first line."""
-    line = json.dumps(value)
-    if not isinstance(value, (dict, list)) or not value or len(indent) + before + len(line) < WIDTH:
-        return line
-    inner = indent + " "
-    names = [f"{json.dumps(str(key))}: " for key in value] if isinstance(value, dict) else [""] * len(value)
-    parts = value.values() if isinstance(value, dict) else value
-    is_filled = isinstance(value, dict) or not all(isinstance(part, (dict, list)) for part in value)
-    lines = [""]
-    for name, part in zip(names, parts):
-        text = name + (rows_text(part, inner) if name == '"rows": ' else text_of(part, inner, len(name)))
-        fits = lines[-1] and len(inner) + len(lines[-1]) + len(text) + 2 < WIDTH
-        if fits and is_filled and "\n" not in text + lines[-1]:
-            lines[-1] += f", {text}"
-        else:
-            lines.append(text)
-    start, end = "{}" if isinstance(value, dict) else "[]"
-    return f"{start}\n{inner}" + f",\n{inner}".join(lines[1:]) + f"\n{indent}{end}"
-
-
-def rows_text(rows: Sequence[Any], indent: str) -> str:
-    """JSON with one line for each row, of any length."""
-    return "[\n" + ",\n".join(f"{indent} {json.dumps(row)}" for row in rows) + f"\n{indent}]"
+def text_of(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The record as JSON with one line for each row, and for each other member of a run."""
+    parts = []
+    for run in runs:
+        members = [f'"{key}": {json.dumps(value)}' for key, value in run.items() if key != "rows"]
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in run["rows"])
+        parts.append(" {" + ",\n  ".join([*members, f'"rows": [\n{rows}]']) + "}")
+    return '{"runs": [\n' + ",\n".join(parts) + "\n]}"
 
 
 def replace(file: Path, text: str) -> None:

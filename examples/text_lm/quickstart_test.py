@@ -42,11 +42,7 @@ def test_table_of_memory_compares_the_budget_with_what_it_bounds() -> None:
         "sluice": {**side, "moe_peak_bytes": 60 * mib},
         "max_loss_difference": 0.0,
         "one_chunk": {"step_ms": 101.0, "chosen_step_ms": 99.0, "chunks": 2},
-        "under_budget": {
-            "memory_budget": 25 * mib,
-            "sluice_peak_bytes": 18 * mib,
-            "moe_peak_bytes": 27 * mib,
-        },
+        "under_budget": {"memory_budget": 25 * mib, "sluice_peak_bytes": 18 * mib, "moe_peak_bytes": 27 * mib},
     }
     rows = [re.split(r"  +", line.strip()) for line in quickstart.table(record)]
     assert ["with memory_budget 25.0 MiB", "27.0 MiB", "3.33x less"] in rows

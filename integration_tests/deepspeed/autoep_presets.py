@@ -47,23 +47,12 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixtral": (MixtralConfig, {"intermediate_size": 24, "num_local_experts": 4, "router_aux_loss_coef": 0.02}),
     "qwen3_moe": (
         Qwen3MoeConfig,
-        {
-            "intermediate_size": 40,
-            "moe_intermediate_size": 24,
-            "num_experts": 8,
-            "head_dim": 8,
-            "norm_topk_prob": True,
-        },
+        {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 8, "head_dim": 8, "norm_topk_prob": True},
     ),
     # A shared expert with a gate.
     "qwen2_moe": (
         Qwen2MoeConfig,
-        {
-            "intermediate_size": 40,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 16,
-            "num_experts": 8,
-        },
+        {"intermediate_size": 40, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16, "num_experts": 8},
     ),
     "deepseek_v2": (DeepseekV2Config, {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": (DeepseekV3Config, _DEEPSEEK),

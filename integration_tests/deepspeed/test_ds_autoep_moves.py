@@ -51,13 +51,7 @@ def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks2: Ranks, kind: 
 
 
 @pytest.mark.parametrize(
-    ("name", "forget"),
-    [
-        ("f32", " state exp_avg"),
-        ("f32", " grad"),
-        ("zero 1, bf16", " master"),
-        ("zero 2", " state"),
-    ],
+    ("name", "forget"), [("f32", " state exp_avg"), ("f32", " grad"), ("zero 1, bf16", " master"), ("zero 2", " state")]
 )
 def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, forget: str) -> None:
     answers = ranks2.run(

@@ -37,10 +37,7 @@ def test_FlopsProfiler_GemmsOfC_AreCountedAsThoseOfModules(ranks2: Ranks, kind: 
 @pytest.mark.skipif(IS_OLD, reason="0.15.4 has no torch_autocast")
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_TorchAutocast_OfDsConfig_AsStock(fresh2: Ranks, stage: int) -> None:
-    config = {
-        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
-        "zero_optimization": {"stage": stage},
-    }
+    config = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}, "zero_optimization": {"stage": stage}}
     layers = [{"k": 2, "expert": "gated"}, {"k": 2, "expert": "tuple"}]
     answers = fresh2.run("cases_parity:parity", layers=layers, steps=5, config=config)
     _compare(answers, loss=0.02, weight=0.02, counts=False)

@@ -14,10 +14,7 @@ from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 
 SOON = 40  # seconds, enough for a busy machine and far below the layers' deadline of 120
-TWO_SIZES = [
-    {"ep_size": 2, "k": 2, "expert": "gated"},
-    {"ep_size": 4, "k": 1, "num_experts": 8, "drop_tokens": False},
-]
+TWO_SIZES = [{"ep_size": 2, "k": 2, "expert": "gated"}, {"ep_size": 4, "k": 1, "num_experts": 8, "drop_tokens": False}]
 
 
 @pytest.fixture(autouse=True)

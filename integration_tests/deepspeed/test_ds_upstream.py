@@ -54,12 +54,7 @@ def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
     """Returns for each test "passed", "skipped: why", or the kind of failure."""
     report = folder / "report.xml"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    own = {
-        "PYTHONPATH": str(SWITCH),
-        "DS_ACCELERATOR": "cpu",
-        "LOCAL_SIZE": "4",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+    own = {"PYTHONPATH": str(SWITCH), "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4", "TORCHDYNAMO_DISABLE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *file.split()]
     done = subprocess.run(command, cwd=str(TESTS), env={**plain, **own, **environment}, capture_output=True, text=True)
     assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]

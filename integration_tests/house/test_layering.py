@@ -232,10 +232,7 @@ def test_Includes_WithoutACycle_Pass(tmp_path):
         (
             "capi/include/sluice/api.h",
             '#include "backend/b/b.h"',
-            [
-                "backend/b/b.cu includes capi/include/sluice/api.h",
-                "capi/include/sluice/api.h includes backend/b/b.h",
-            ],
+            ["backend/b/b.cu includes capi/include/sluice/api.h", "capi/include/sluice/api.h includes backend/b/b.h"],
         ),
     ],
     ids=["two", "three", "by_the_public_headers"],

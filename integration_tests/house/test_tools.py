@@ -69,12 +69,7 @@ RANKS = "".join(cmocka("OK", "OK", FULL, rank=f"[1,{rank}]<stdout>:") for rank i
         ({"//a:t": ("PASSED", cmocka("OK"))}, 1, "1 1 0", "did not build"),
         ({"//a:t": ("NO_STATUS", ""), "//b:t": ("PASSED", "plain\n")}, 1, "1 1 0", "//a:t: NO_STATUS"),
         ({"//a:t": ("PASSED", cmocka(FULL, FULL))}, 0, "0 0 2", ""),
-        (
-            {"//a:t": ("PASSED", cmocka("OK", ""))},
-            0,
-            "1 1 0",
-            "//a:t A_Case_1 was skipped, which",
-        ),
+        ({"//a:t": ("PASSED", cmocka("OK", ""))}, 0, "1 1 0", "//a:t A_Case_1 was skipped, which"),
         ({"//a:t": ("PASSED", cmocka("the moon is full"))}, 0, "0 1 0", "//a:t A_Case_0 was skipped"),
         ({"//a:t": ("PASSED", "SKIPPED: the moon is full\n")}, 0, "0 1 0", "//a:t as a whole was skipped"),
         ({"//a:t": ("PASSED", RANKS)}, 0, "2 0 1", ""),

@@ -72,11 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
         "recompute_granularity": "selective",
         "recompute_modules": ["shared_experts"],
     },
-    "all recomputed": {
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
-    },
+    "all recomputed": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     "all recomputed, dropout": {
         "hidden_dropout": 0.1,
         "recompute_granularity": "full",

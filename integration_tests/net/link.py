@@ -32,13 +32,7 @@ from types import FrameType
 if __package__ in (None, ""):  # started as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.net.namespaces import (
-    DEVICE,
-    PORT,
-    NamespaceError,
-    Namespaces,
-    parse_rate,
-)
+from integration_tests.net.namespaces import DEVICE, PORT, NamespaceError, Namespaces, parse_rate
 
 TAIL_LINES = 15
 GRACE_S = 8.0  # time for the others to detect by themselves that a rank has failed

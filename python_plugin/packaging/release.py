@@ -100,9 +100,7 @@ def make_recipes(folder: str, work: str, url: str) -> None:
     name = f"sluice-{libraries.version()}-linux-x86_64.tar.gz"
     path = os.path.join(work, "archive", name)
     _packed(
-        folder,
-        f"sluice-{libraries.version()}-recipes",
-        lambda top: recipes.write(top, path, url, libraries.version()),
+        folder, f"sluice-{libraries.version()}-recipes", lambda top: recipes.write(top, path, url, libraries.version())
     )
 
 

@@ -8,12 +8,7 @@ import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "replica_jobs")
-SAME = [
-    ("fsdp", "sluice:1f1b"),
-    ("fsdp", "sluice:gpipe"),
-    ("ddp", "sluice"),
-    ("ddp", "sluice:backward_first"),
-]
+SAME = [("fsdp", "sluice:1f1b"), ("fsdp", "sluice:gpipe"), ("ddp", "sluice"), ("ddp", "sluice:backward_first")]
 REFUSED = {
     ("fsdp", "sluice"): "FSDPBlocks synchronizes its replicas within a pass, but policy adaptive does not",
     ("fsdp", "sluice:zero_bubble"): "FSDP is not supported with separate weight gradients",

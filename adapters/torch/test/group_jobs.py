@@ -133,8 +133,7 @@ def moving_experts(gated=True, uneven=False):
             out.backward(case.cotangents[rank])
             news = [None] * W
             dist.all_gather_object(
-                news,
-                {e: {k: (v - 0.005 * v.grad).detach() for k, v in p.items()} for (_, e), p in zip(mine, params)},
+                news, {e: {k: (v - 0.005 * v.grad).detach() for k, v in p.items()} for (_, e), p in zip(mine, params)}
             )
             for new in news:
                 for e, values in new.items():

@@ -99,11 +99,7 @@ def test_Dlpack_MemoryOfSomebodyElse_IsATensorOfEveryDtype(run):
 
 def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(run):
     refused = [line for line in run("refusals").split("\n") if line.startswith("refused: ")]
-    words = [
-        ("tokens is on meta", ".to("),
-        ("w1 of local expert 0 is on meta", ".to("),
-        ('"native"', "cublas"),
-    ]
+    words = [("tokens is on meta", ".to("), ("w1 of local expert 0 is on meta", ".to("), ('"native"', "cublas")]
     assert len(refused) == len(words)
     for line, wanted in zip(refused, words):
         assert all(word in line for word in wanted), line

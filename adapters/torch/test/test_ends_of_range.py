@@ -196,14 +196,7 @@ def stepped(kind, values, grads, options):
     return param.detach(), state["exp_avg"], state["exp_avg_sq"]
 
 
-OPTIONS = [
-    {},
-    {"weight_decay": 0.0},
-    {"eps": 0.0},
-    {"betas": (0.0, 0.0)},
-    {"lr": 0.0},
-    {"maximize": True},
-]
+OPTIONS = [{}, {"weight_decay": 0.0}, {"eps": 0.0}, {"betas": (0.0, 0.0)}, {"lr": 0.0}, {"maximize": True}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

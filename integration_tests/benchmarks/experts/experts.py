@@ -178,10 +178,7 @@ def run_cell(
             sides[side] = step(module, side, rows, keeps)
         sides["dense"] = (seconds(dense.forward)[0], seconds(dense.backward)[0])
         moved = traffic(shape, tokens, module, rows)
-        sides["roofline_bytes"] = (
-            moved["forward"] / bandwidth,
-            (moved["backward"] + moved[gradients]) / bandwidth,
-        )
+        sides["roofline_bytes"] = (moved["forward"] / bandwidth, (moved["backward"] + moved[gradients]) / bandwidth)
         if number == 0:  # warm-up of pages, plans and GEMM choices
             in_place = sluice.stats(module)["contexts"][0]["passes_in_place"]
             continue

@@ -33,14 +33,7 @@ SMOKE = {"link": "none"}
 CELLS: dict[str, dict[str, Any]] = {
     "stall": {"stages": 2, "micro_batches": 16, "elements": 1024, "weights": 2 << 20, "forward_s": 0.005, "pairs": 12},
     "latencies": {
-        **{
-            "stages": 2,
-            "micro_batches": 24,
-            "elements": 256 << 10,
-            "weights": 4 << 20,
-            "forward_s": 0.012,
-            "pairs": 20,
-        },
+        **{"stages": 2, "micro_batches": 24, "elements": 256 << 10, "weights": 4 << 20, "forward_s": 0.012, "pairs": 20}
     },
     "decided": {
         **{"stages": 4, "micro_batches": 8, "elements": 1024, "weights": 64 << 10, "layers": 24, "base_s": 0.003},

@@ -181,15 +181,7 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
     moves, live = own.stats()["layers"]["moves"], own.stats()["live"]
     in_noise = noise(plan, own, layers)
     own.end()
-    return {
-        "took": took,
-        "off": off,
-        "static": static,
-        "ideal": ideal,
-        "moves": moves,
-        "live": live,
-        **in_noise,
-    }
+    return {"took": took, "off": off, "static": static, "ideal": ideal, "moves": moves, "live": live, **in_noise}
 
 
 def noise(plan: dict[str, Any], own: Trainer, layers: int) -> dict[str, Any]:

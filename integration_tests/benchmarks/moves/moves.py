@@ -59,7 +59,7 @@ def show(found: dict[str, Any], is_even: bool) -> list[str]:
     lines = [
         f"rank loads / mean {found['imbalance']:.2f}, planned {found['planned']:.2f}, bound {found['bound']:.2f}; "
         f"{found['moved_experts']} experts moved in {found['rounds']} rounds, {found['sent_bytes'] / 1e6:.1f} MB, "
-        f"{100 * found['hidden_bytes'] / max(1, found['sent_bytes']):.0f} % of it during steps",
+        f"{100 * found['hidden_bytes'] / max(1, found['sent_bytes']):.0f} % of it during steps"
     ]
     for name, wanted in MOST.items():
         ratio = found[name]

@@ -21,11 +21,7 @@ BEFORE = slice(2, 2 * INTERVAL)  # steps after the warm-up and before the first 
 MOST_ALONE = 150
 EVEN_ALONE = 60  # number of steps with even loads
 SECTION = {"enabled": True}
-SIDES = {
-    "stock": None,
-    "unmoved": SECTION,
-    "moved": {**SECTION, "placement": {"interval": INTERVAL}},
-}
+SIDES = {"stock": None, "unmoved": SECTION, "moved": {**SECTION, "placement": {"interval": INTERVAL}}}
 
 
 class Layer(nn.Module):

@@ -31,10 +31,7 @@ from integration_tests.benchmarks.measuring.stats import median_of_pairs, quarti
 from integration_tests.benchmarks.optimizer import mixed
 
 PAGE = "benchmarks/optimizer.md"
-SIDES = {
-    "f32": ("sluice", "torch_fused", "exact", "deepspeed", "stream"),
-    "norm": ("sluice", "torch_fused"),
-}
+SIDES = {"f32": ("sluice", "torch_fused", "exact", "deepspeed", "stream"), "norm": ("sluice", "torch_fused")}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 BYTES_PER_PARAMETER = 28
 LEAST, LEAST_IN_L2, LEAST_WITH_NORM = 0.85, 1 / 1.1, 1.15

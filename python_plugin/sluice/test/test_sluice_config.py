@@ -217,11 +217,7 @@ WRONG: list[tuple[str, Any, str]] = [
         {"policy": "deepspeed"},
         "must be one of adaptive, message_driven, backward_first, 1f1b_hint, 1f1b, gpipe",
     ),
-    (
-        "pipeline",
-        {"policy": "looped"},
-        "several stages on a rank, but DeepSpeed's PipelineModule has one stage there",
-    ),
+    ("pipeline", {"policy": "looped"}, "several stages on a rank, but DeepSpeed's PipelineModule has one stage there"),
     ("pipeline", {"policy": "v"}, '"v" needs several stages on a rank'),
     ("pipeline", {"separate_wgrad": 1}, '"pipeline.separate_wgrad" must be true or false'),
     ("pipeline", {"policy": "zero_bubble", "separate_wgrad": False}, "policy zero_bubble needs it"),

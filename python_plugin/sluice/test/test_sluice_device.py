@@ -316,10 +316,7 @@ def _changed(prices: device_prices.Prices, path: Path, change) -> str:
         (lambda data: data["kernel"].update(least_seconds=0), "no price for kernel.least_seconds"),
         (lambda data: data["kernels"]["gather_rows"].pop("elements"), "no price for kernels.gather_rows.elements"),
         (lambda data: data["gemm"]["grouped"].update(tiles=[]), "gemm.grouped.tiles must be a list"),
-        (
-            lambda data: data["kernels"].pop("combine_rows"),
-            "combine_rows_bf16 has no price: add it to 'kernels'",
-        ),
+        (lambda data: data["kernels"].pop("combine_rows"), "combine_rows_bf16 has no price: add it to 'kernels'"),
         (lambda data: data.update(device_bytes=10**9), "ask for more ranks or fewer tokens"),
         (lambda data: data.update(device_bytes=3 * 10**9), "does not hold this layer on 1 ranks: ask for more ranks"),
     ],

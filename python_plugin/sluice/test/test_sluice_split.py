@@ -182,10 +182,7 @@ def test_Split_ThatTheGroupsCannotForm_IsRefusedByName(run, words, message) -> N
 def test_ExpertRanks_ThatDoNotDivide_AreRefusedByName(run) -> None:
     words = ("--budget", "4GiB", "--machine", "h200-8x8", "--batch", "24", "--sequence-length", "64")
     for given, message in (
-        (
-            ("--ranks", "6", "--expert-ranks", "3"),
-            "--expert-ranks is 3, which does not divide the 8 experts",
-        ),
+        (("--ranks", "6", "--expert-ranks", "3"), "--expert-ranks is 3, which does not divide the 8 experts"),
         (
             ("--ranks", "8", "--pipeline", "4", "--expert-ranks", "4"),
             "--expert-ranks is 4, which does not divide --data 2",

@@ -31,10 +31,11 @@ TWO_IN_FLIGHT = {"policy": "1f1b_hint", "in_flight": 2}
 
 
 @contextlib.contextmanager
-def _seen_at(look: int, sums: int = 1) -> Iterator[None]:
-    """Makes parameters arrive exactly at the look'th op of the receiver. sums: the sum of the gradients arrives at the
-    earliest this many ops later."""
+def _seen_at(look: int | list[int], sums: int = 1) -> Iterator[None]:
+    """Makes parameters arrive exactly at the look'th op of the receiver; a list has one for each rank. sums: the sum of
+    the gradients arrives at the earliest this many ops later."""
     original, looks = LiveLayers._is_there, dict[int, int]()
+    look = look[dist.get_rank()] if isinstance(look, list) else look
     takes_sum, sum_looks = LiveLayers._takes_sum, dict[int, int]()
 
     def takes(self: Any, trip: Any) -> bool:
@@ -82,6 +83,22 @@ def _mutated(what: str) -> Iterator[None]:
         moving_layers._kept_of = kept_of
 
 
+@contextlib.contextmanager
+def _counted() -> Iterator[set[int]]:
+    """Notes how many layers this stage runs in the forwards of batches in which layers move."""
+    original, counts = stage_module.run_with, set[int]()
+
+    def run_with(module: Any, first: int, functions: Sequence[Any]) -> None:
+        counts.add(len(functions))
+        original(module, first, functions)
+
+    stage_module.run_with = run_with
+    try:
+        yield counts
+    finally:
+        stage_module.run_with = original
+
+
 def _drawn(job: Job, seed: int, run: int) -> list[int]:
     """Another partition that one batch can reach, the same on all ranks. Up to `run` layers cross a cut, and exactly
     `run` cross a cut if this is possible. Tied layers stay at the ends."""
@@ -109,19 +126,21 @@ def _trained(
     rate: int | None = None,
     sums: int = 1,
     run: int = 1,
+    through: list[list[int]] | None = None,
     **job: Any,
 ) -> Any:
-    """Trains. every: batches between moves; 0: no moves. run: number of layers that cross a cut together."""
+    """Trains. every: batches between moves; 0: no moves. run: number of layers that cross a cut together. through: the
+    partitions, in turns; None: drawn ones."""
     config = {**UNCLIPPED, **job.get("config", {})}
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": config})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
     held = made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module
     torch.manual_seed(5)
-    with _seen_at(look, sums), _mutated(mutant):
+    with _seen_at(look, sums), _mutated(mutant), _counted() as counts:
         for step in range(steps):
             parts = None
             if every and step % every == every - 1:
-                parts = _drawn(made, step, run)
+                parts = through[step // every % len(through)] if through else _drawn(made, step, run)
                 moves = made.engine.sluice.move_layers(parts, live=True, bytes_per_second=rate)
                 moved += sum(made.engine.stage_id in (source, target) for _, source, target in moves)
                 assert list(made.engine.module.parts) != parts
@@ -131,7 +150,7 @@ def _trained(
         made.engine.sluice.move_layers(home)
     found = {"losses": losses, "away": away, "moved": moved, **made.state()}
     found["live"] = made.engine.sluice.pipeline.stats()["live"]
-    found["kind"] = type(made.engine.optimizer).__name__
+    found["kind"], found["counts"] = type(made.engine.optimizer).__name__, sorted(counts)
     found["same"] = held == (made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module)
     made.end()
     return found

@@ -282,8 +282,8 @@ def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
     """Returns why layers cannot move to this partition in one batch; "": they can. The same on all ranks."""
     bounds = stage_module.parts_of(module)
     for stage in range(len(bounds) - 1):
-        if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
-            return f"stage {stage} would keep none of its layers: during a batch at least one must stay"
+        if max(bounds[stage], parts[stage]) > min(bounds[stage + 1], parts[stage + 1]):
+            return f"a layer would pass over stage {stage}: during a batch layers move to a neighbouring stage only"
     return ""
 
 

@@ -140,6 +140,7 @@ def test_MoeLayers_UnderAnAdaptivePlan_MoveBetweenBatchesWithTheBitsOfNone(pipe2
         assert still["parts"] == [0, 3, 6] and moved["parts"] == [0, 1, 6], moved["layers"]
         assert moved["layers"]["moves"] == 1 and moved["layers"]["batches_moving"] == 0
         assert moved["live"]["in_batch"] == moved["live"]["at_flush"] == 0
+        assert "no steps lead there" in moved["layers"]["why_drained"]
         assert moved["sizes"][2] > 1.3 * moved["sizes"][1]  # the price counts the experts, not the router alone
 
 

@@ -137,7 +137,7 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
         # Only some step must have this partition: a stall of the machine makes any layer slow, and then layers move.
         assert [0, 1, 6] in ours["been"], (ours["been"], ours["layers"])
         assert ours["layers"]["moves"] >= 1
-        learned = ours["layers"]["drain_s"], ours["layers"]["commit_s"]
+        learned = [ours["layers"][f"{kind}_s"] + ours["layers"][f"{kind}_byte_s"] for kind in ("drain", "commit")]
         assert max(learned) > 0 and (learned[0] == 0 or ours["layers"]["link"] != 1e8)
         for what in ("losses", "parameters", "optimizer"):
             assert ours[what] == stock[what], what

@@ -28,7 +28,7 @@ from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
 from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way
-from sluice.planning.layer_moves import LayerDecider, LayerLook, MoveRates, Trained, busiest_bytes_of, moved_bytes_of
+from sluice.planning.layer_moves import LayerDecider, LayerLook, LearnedRates, Trained, busiest_bytes_of, moved_bytes_of
 
 _FIRST_LINK = 1e8  # bytes per second, until a drain has been measured
 # A rank's note begins with: seconds of the newest move; seconds of it in which layers were sent; micro-batches that may
@@ -49,7 +49,7 @@ class StageWatch:
         self._wait_s, self._live, self._budget = wait_s, live, budget
         self._steps: list[tuple[int, ...]] = []  # next partitions; the move to the first is in progress
         self._sizes: list[int] = []
-        self._rates = MoveRates(_FIRST_LINK)
+        self._rates = LearnedRates(_FIRST_LINK)
         self._note = array("d")
         self._clock: LayerClock | None = None  # of the current layers of this stage
         self._parts: tuple[int, ...] = ()  # the partition of the newest measurement
@@ -57,10 +57,11 @@ class StageWatch:
         self._micro_batches = 0
         self._decider: LayerDecider | KindDecider | None = None
         self._kept: dict[int, float] = {}  # bytes that a micro-batch saves in a layer without recomputation
-        self._refused = ""
+        self._refused = self._why_drained = ""  # why layers stay; why the newest move was between two batches
         self._without_groups: frozenset[int] | None = None  # layers with MoE layers that some stage cannot run
         self._num_moves = self._num_steps = 0  # completed moves, and batches during which layers moved
-        self._drained_bytes = 0  # bytes of the busiest stage in the newest move; 0: it was during a batch
+        self._was_drain = False  # whether the newest move was between two batches
+        self._moved_bytes = 0  # of the busiest stage in the newest move
         self._move_s = self._travel_s = 0.0
         self.newest: LayerLook | None = None
 
@@ -124,7 +125,7 @@ class StageWatch:
                 self._decider.pin(parts)
         elif self._decider is None:
             self._decider = LayerDecider(parts, sizes, _FIRST_LINK, micro_batches)
-        self._decider.set_rates(self._rates)
+        self._decider.set_rates(self._rates.rates)
         moves_live = not self._live.why_never(engine.module)
         if isinstance(self._decider, KindDecider):
             assert costs is not None and pipe is not None
@@ -135,16 +136,10 @@ class StageWatch:
 
     def _note_rates(self, seconds: float, travel_s: float) -> None:
         """Updates the rates by the newest move. seconds: of the slowest rank; 0: there was no move. travel_s: of these,
-        in transfers. The seconds of the other kind of move are halved: one slow measurement must not exclude it for
-        ever."""
-        if seconds <= 0:
-            return
-        other_s = max(0.0, seconds - travel_s)
-        if self._drained_bytes:
-            link = self._drained_bytes / max(travel_s, 1e-9)
-            self._rates = MoveRates(link, self._rates.commit_s / 2, other_s)
-        else:
-            self._rates = MoveRates(self._rates.link, other_s, self._rates.drain_s / 2)
+        in transfers."""
+        if seconds > 0:
+            note = self._rates.drained if self._was_drain else self._rates.stepped
+            note(self._moved_bytes, seconds, travel_s)
 
     def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
         """Returns the pipe. None: micro-batches in flight are known only after the second batch."""
@@ -212,8 +207,9 @@ class StageWatch:
     def report(self) -> dict[str, Any]:
         """Returns numbers for `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
-        counts = {"moves": self._num_moves, "batches_moving": self._num_steps, **self._rates._asdict()}
-        return {**counts, **({"refused": self._refused} if self._refused else {}), **newest}
+        counts = {"moves": self._num_moves, "batches_moving": self._num_steps, **self._rates.rates._asdict()}
+        reasons = {"refused": self._refused, "why_drained": self._why_drained}
+        return {**counts, **{name: why for name, why in reasons.items() if why}, **newest}
 
     def _goes_on(self, engine: Any) -> bool:
         """Returns whether layers arrived during the previous batch. Starts the next step, if there is one. The time of
@@ -225,18 +221,20 @@ class StageWatch:
         if arrived != stage_module.parts_of(engine.module):  # the batch has failed
             return False
         # A price counts the time until the layers have arrived as time of the batch, not of the commit.
-        self._note_move(self._live.exposed_s, self._live.late_bytes / self._rates.link, 0)
+        travel_s = self._live.late_bytes / self._rates.rates.link
+        self._note_move(self._live.exposed_s, travel_s, self._moved_bytes, was_drain=False)
         self._num_steps += 1
         self._num_moves += not to_come
         if to_come and not self._sets_out(engine, to_come):
             self._drain(engine, to_come[-1])
         return True
 
-    def _note_move(self, seconds: float, travel_s: float, drained_bytes: int) -> None:
-        self._move_s, self._travel_s, self._drained_bytes = seconds, travel_s, drained_bytes
+    def _note_move(self, seconds: float, travel_s: float, moved_bytes: int, was_drain: bool) -> None:
+        self._move_s, self._travel_s, self._moved_bytes, self._was_drain = seconds, travel_s, moved_bytes, was_drain
 
     def _move(self, engine: Any, look: LayerLook) -> bool:
         """Starts the move or completes it. False: it was refused on all ranks."""
+        self._why_drained = self._live.why_never(engine.module) or look.why_drained
         return (bool(look.steps) and self._sets_out(engine, look.steps)) or self._drain(engine, look.parts)
 
     def _drain(self, engine: Any, parts: tuple[int, ...]) -> bool:
@@ -253,7 +251,8 @@ class StageWatch:
             self._refused = error.message
             return False
         self._num_moves += 1
-        self._note_move(time.perf_counter() - begun, moved.travel_s, busiest_bytes_of(before, parts, self._sizes))
+        moved_bytes = busiest_bytes_of(before, parts, self._sizes)
+        self._note_move(time.perf_counter() - begun, moved.travel_s, moved_bytes, was_drain=True)
         # The mean over ranks, as an estimate for this rank.
         left = moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
         trace.keep_move("layers", "the pipeline", begin_ns, len(moved.moves), left, 0, self._move_s)
@@ -261,11 +260,13 @@ class StageWatch:
 
     def _sets_out(self, engine: Any, steps: Sequence[tuple[int, ...]]) -> bool:
         """Starts the first step. Returns whether its layers move during the next batch, the same on all ranks."""
+        before = stage_module.parts_of(engine.module)
         try:
             self._live.begin(engine, steps[0], self._wait_s)
-        except UnsupportedError:  # a move between batches follows, which succeeds or reports the reason
+        except UnsupportedError as error:  # a move between batches follows, which succeeds or reports its own reason
+            self._why_drained = error.message
             return False
-        self._steps = list(steps)
+        self._steps, self._moved_bytes = list(steps), busiest_bytes_of(before, steps[0], self._sizes)
         return True
 
 

@@ -14,7 +14,7 @@ from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.torch import Migration
 from sluice.planning.layer_moves import (
-    MoveRates,
+    LearnedRates,
     Path,
     Steps,
     best_parts,
@@ -208,7 +208,7 @@ def ways(plan: dict[str, Any]) -> list[dict[str, Any]]:
         Clock.seconds = [plan["base_s"]] * layers
         for _ in range(3):
             trainer.train()
-        rates, number = MoveRates(1e8), -1
+        learned, number = LearnedRates(1e8, fades=False), -1  # each move is made in both ways
         for forwards in list(live_changes.changes(layers, plan["base_s"]))[: plan["changes"] + 1]:
             Clock.seconds, seconds, parts = forwards, [3 * each for each in forwards], tuple(trainer.parts)
             target = best_parts(seconds, parts, sizes)
@@ -216,6 +216,7 @@ def ways(plan: dict[str, Any]) -> list[dict[str, Any]]:
                 continue
             number += 1
             trainer.train()
+            rates = learned.rates
             way = priced(parts, target, seconds, sizes, rates, plan["micro_batches"])
             nearest = (parts, *steps_to(parts, target, seconds))
             path = Steps(seconds, sizes, rates, plan["micro_batches"], None).cheaper(nearest)[1:]
@@ -226,12 +227,13 @@ def ways(plan: dict[str, Any]) -> list[dict[str, Any]]:
                 costs: list[tuple[float, float]] = []  # of this rank's moves: seconds, and those or bytes of transfers
                 took[side] = seconds_of(partial(_moved, trainer, target, path, side == "live", costs))
                 assert tuple(trainer.parts) == target
-                own, travel = (max(each) for each in zip(*(one for every in gather(costs) for one in every)))
+                # Of the slowest rank, by step: seconds, and those or bytes of transfers.
+                slowest = [tuple(max(each) for each in zip(*step)) for step in zip(*gather(costs))]
                 if side == "live":
-                    rates = rates._replace(commit_s=max(0.0, own - travel / rates.link))
+                    for (own, late), old, new in zip(slowest, (parts, *path), path):
+                        learned.stepped(busiest_bytes_of(old, new, sizes), own, late / rates.link)
                 else:
-                    link = busiest_bytes_of(parts, target, sizes) / max(travel, 1e-9)
-                    rates = rates._replace(link=link, drain_s=max(0.0, own - travel))
+                    learned.drained(busiest_bytes_of(parts, target, sizes), *slowest[0])
             if number > 0:  # the first move learns rates
                 priced_s = {"live_s": way.live_s, "drained_s": way.drained_s}
                 found.append({"mib": mib, "is_live": bool(way.steps), "steps": len(path), **took, **priced_s})

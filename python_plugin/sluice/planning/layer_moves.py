@@ -83,6 +83,15 @@ class LayerLook(NamedTuple):
     live_s: float = 0.0  # price of these steps; 0: no steps lead to `parts`
     drained_s: float = 0.0  # price of the move between two batches
 
+    @property
+    def why_drained(self) -> str:
+        """Returns why the layers do not move during batches; "": they do, or nothing moves."""
+        if self.steps or not self.drained_s:
+            return ""
+        if not self.live_s:
+            return "no steps lead there in which layers that can move during a batch move and no stage gets slower"
+        return f"steps during batches would cost {self.live_s:.3g} s, and the drain {self.drained_s:.3g} s"
+
 
 def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
     """Returns the seconds of a micro-batch in the slowest stage."""
@@ -191,19 +200,86 @@ class Price(NamedTuple):
 
 class MoveRates(NamedTuple):
     """link: bytes per second that a stage sends, and receives at the same time; drain_s: seconds of a drain in addition
-    to its bytes; commit_s: seconds of a step in addition to its batch."""
+    to its transfers; commit_s: seconds of a step in addition to its batch. Both grow with the bytes of the busiest
+    stage, which builds the layers and copies their tensors: by drain_byte_s and commit_byte_s for each byte."""
 
     link: float
     commit_s: float = 0.0
     drain_s: float = 0.0
+    commit_byte_s: float = 0.0
+    drain_byte_s: float = 0.0
+
+    def commit(self, size: float) -> float:
+        """Returns the seconds of a step in addition to its batch. size: bytes of the busiest stage."""
+        return self.commit_s + self.commit_byte_s * size
+
+    def drain(self, size: float) -> float:
+        """Returns the seconds of a drain. size: bytes of the busiest stage."""
+        return self.drain_s + (self.drain_byte_s + 1 / self.link) * size
+
+
+class LearnedRates:
+    """Learns the rates of a pipeline's moves. size: bytes of the busiest stage; seconds: of a drain, or of a step in
+    addition to its batch; travel_s: of these, in transfers. fades: with each move of one kind the seconds of the other
+    are halved, since one slow measurement must not exclude it for ever."""
+
+    def __init__(self, link: float, fades: bool = True) -> None:
+        self._link, self._fades, self._drains, self._commits = link, fades, _Line(), _Line()
+
+    def drained(self, size: float, seconds: float, travel_s: float) -> None:
+        """Notes a drain."""
+        self._link = size / max(travel_s, 1e-9)
+        self._drains.add(size, max(0.0, seconds - travel_s))
+        if self._fades:
+            self._commits.halve()
+
+    def stepped(self, size: float, seconds: float, travel_s: float) -> None:
+        """Notes a step."""
+        self._commits.add(size, max(0.0, seconds - travel_s))
+        if self._fades:
+            self._drains.halve()
+
+    @property
+    def rates(self) -> MoveRates:
+        """Returns the rates as they are known now."""
+        (commit_s, commit_byte_s), (drain_s, drain_byte_s) = self._commits.fit(), self._drains.fit()
+        return MoveRates(self._link, commit_s, drain_s, commit_byte_s, drain_byte_s)
+
+
+class _Line:
+    """Fits seconds = a + b * size with a, b >= 0 by least squares. Each measurement weighs more than older ones. If all
+    sizes are equal, b is 0."""
+
+    _FADES = 0.75
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5  # weights, sizes, seconds, squares of sizes, products
+
+    def add(self, size: float, seconds: float) -> None:
+        new = (1.0, size, seconds, size * size, size * seconds)
+        self._sums = [self._FADES * old + each for old, each in zip(self._sums, new)]
+
+    def halve(self) -> None:
+        self._sums[2] /= 2
+        self._sums[4] /= 2
+
+    def fit(self) -> tuple[float, float]:
+        if not self._sums[0]:
+            return 0.0, 0.0
+        size, seconds, squares, products = (each / self._sums[0] for each in self._sums[1:])
+        spread = squares - size * size
+        if spread <= 1e-9 * squares:
+            return seconds, 0.0
+        slope = min(max((products - size * seconds) / spread, 0.0), seconds / size)
+        return seconds - slope * size, slope
 
 
 def towards(
     parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
 ) -> tuple[int, ...]:
-    """Returns the partition nearest to `target` that one batch can reach from `parts`: runs of layers move to the
-    neighbouring stage, and every stage keeps one of its layers, as `sluice_layer_move_*` requires. Its slowest stage is
-    no slower than that of `parts`. Empty: there is none, so a drain is required. Pure."""
+    """Returns the partition nearest to `target` that one batch can reach from `parts`: layers move to the neighbouring
+    stage only, as `sluice_layer_move_*` requires. Its slowest stage is no slower than that of `parts`. Empty: there is
+    none, so a drain is required. Pure."""
     sums, stages = [0.0, *accumulate(seconds)], len(parts) - 1
     limit = slowest_stage(seconds, parts) * (1 + 1e-9)  # sums of the same layers differ by rounding
     # By first layer of a stage: distance of bounds from the target, the slowest stage so far, where stages begin.
@@ -223,11 +299,11 @@ def towards(
 
 
 def _reached(parts: Sequence[int], target: Sequence[int], cut: int) -> range:
-    """Returns the positions that a bound can reach in one batch while both neighbouring stages keep a layer."""
+    """Returns the positions that a bound can reach in one batch, in which layers move to the neighbouring stage."""
     now = parts[cut]
     if cut == len(parts) - 1:
         return range(now, now + 1)
-    least, most = max(min(now, target[cut]), parts[cut - 1] + 1), min(max(now, target[cut]), parts[cut + 1] - 1)
+    least, most = max(min(now, target[cut]), parts[cut - 1]), min(max(now, target[cut]), parts[cut + 1])
     return range(least, most + 1)
 
 
@@ -257,11 +333,11 @@ def priced(
 ) -> Price:
     """Prices both kinds of move to `target` and selects the cheaper one.
 
-    A drain costs the seconds that the bytes take over the link, since nothing else runs, and `drain_s`. The bubble
-    around a drain costs nothing, since each batch ends with a flush in any case. Steps cost the time by which their
-    batches are slower than a batch of the target (`moving_batch.batch_of`), and the commits. moves_live: whether layers
-    can move during a batch. Pure."""
-    drained = rates.drain_s + busiest_bytes_of(parts, target, sizes) / rates.link
+    A drain costs the seconds that the bytes take over the link, since nothing else runs, and those of `MoveRates`. The
+    bubble around a drain costs nothing, since each batch ends with a flush in any case. Steps cost the time by which
+    their batches are slower than a batch of the target (`moving_batch.batch_of`), and the commits. moves_live: whether
+    layers can move during a batch. Pure."""
+    drained = rates.drain(busiest_bytes_of(parts, target, sizes))
     steps = steps_to(parts, target, seconds, allows) if moves_live else ()
     if not steps:
         return Price((), 0.0, drained)
@@ -294,7 +370,10 @@ class Steps:
         """The price of the steps along these partitions."""
         after = self._batch(path[-1], path[-1])
         # The first batches may be faster than those of the target.
-        return sum(max(0.0, self._batch(a, b) - after) + self._rates.commit_s for a, b in zip(path, path[1:]))
+        return sum(max(0.0, self._batch(a, b) - after) + self._commit(a, b) for a, b in zip(path, path[1:]))
+
+    def _commit(self, old: tuple[int, ...], new: tuple[int, ...]) -> float:
+        return self._rates.commit(busiest_bytes_of(old, new, self._sizes))
 
     def cheaper(self, path: Path) -> Path:
         """Moves the bounds of intermediate partitions by one layer as long as that is cheaper: the nearest step to the
@@ -319,7 +398,7 @@ class Steps:
         """Whether one batch can lead from `old` to `new`, by the rules of `towards`."""
         stages = list(zip(old, old[1:], new, new[1:]))
         return (
-            all(max(a, c) < min(b, d) for a, b, c, d in stages)
+            all(c < d and max(a, c) <= min(b, d) for a, b, c, d in stages)
             and slowest_stage(self._seconds, new) <= slowest_stage(self._seconds, old) * (1 + 1e-9)
             and (not self._allows or all(self._allows(n, (a, b), (c, d)) for n, (a, b, c, d) in enumerate(stages)))
         )

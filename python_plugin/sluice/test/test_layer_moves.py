@@ -13,11 +13,13 @@ from sluice.planning.errors import BadInput
 from sluice.planning.layer_moves import (
     LayerDecider,
     LayerLook,
+    LearnedRates,
     MoveRates,
     Price,
     Steps,
     Trained,
     best_parts,
+    busiest_bytes_of,
     priced,
     slowest_stage,
     steps_to,
@@ -231,6 +233,12 @@ def test_Decider_EachReason_IsSaid() -> None:
     twice = made()
     assert _after(twice, even, even, slow, slow).parts == (0, 2, 8)
     assert _after(twice, slow).verdict == "no_gain"
+    ways = []
+    for rates, moves_live in ((MoveRates(LINK, drain_s=5.0), True), (MoveRates(LINK), True), (MoveRates(LINK), False)):
+        decider = made()
+        decider.set_rates(rates)
+        ways.append([decider.after_batch(each, None, moves_live).why_drained for each in (even, even, slow)][-1])
+    assert [why[:12] for why in ways] == ["", "steps during", "no steps lea"], ways
 
 
 @pytest.mark.parametrize("parts", [[0], [0, 8], [1, 4, 9], [0, 4, 4, 9], [0, 5, 3, 9]])
@@ -282,8 +290,8 @@ def _benchmark_changes(layers: int) -> Iterator[list[float]]:
 
 
 def _reachable(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether one batch can reach the partition: every stage keeps a layer."""
-    return all(max(a, c) < min(b, d) for a, b, c, d in zip(old, old[1:], new, new[1:]))
+    """Whether one batch can reach the partition: layers move to the neighbouring stage only."""
+    return all(max(a, c) <= min(b, d) for a, b, c, d in zip(old, old[1:], new, new[1:]))
 
 
 def test_Towards_SmallChains_IsTheNearestStepOfExhaustiveSearch() -> None:
@@ -330,7 +338,7 @@ def test_Steps_DrawnChangesOfTheBenchmark_TakeThreeBatchesAtMostAndAreNeverSlowe
             assert slowest_stage(seconds, new) <= slowest_stage(seconds, old) * (1 + 1e-9)
             assert _batch(seconds, new, 8) <= 1.01 * _batch(seconds, old, 8)  # filling and draining count too
         parts = target
-    assert sorted(counts) == [1] * 13 + [2] * 12 + [3] * 4
+    assert sorted(counts) == [1] * 17 + [2] * 9 + [3] * 3
 
 
 # The cell "stall" of records/live.json, for 25 MB at 1 Gbit/s.
@@ -365,16 +373,64 @@ def _ways(size: int, micro_batches: int, rates: MoveRates) -> list[tuple[float, 
 @pytest.mark.parametrize("micro_batches", [8, 16])
 def test_Priced_DrawnChanges_TheCheaperWayIsTaken(micro_batches: int) -> None:
     """The choice depends on the size of a layer. Small layers drain, which takes no longer than the agreement. Of the
-    moves of layers from 32 to 128 MiB, 0.8 are made during batches. The steps are never more expensive than those
-    nearest to the target, which send more bytes."""
+    moves of layers from 32 MiB on, 0.89 are made during batches. The steps are never more expensive than those nearest
+    to the target, which send more bytes."""
     ways = {mib: _ways(mib << 20, micro_batches, RECORDED) for mib in (1, 4, 16, 32, 64, 128, 256)}
     share = {mib: sum(is_live for *_, is_live in found) / len(found) for mib, found in ways.items()}
     print(micro_batches, {mib: round(value, 2) for mib, value in share.items()})
-    assert share[1] == 0.0 and share[4] <= 0.11
-    assert min(share[32], share[64], share[128]) >= 0.8 and min(share[16], share[256]) > 0.65
+    assert share[1] < 0.05 and share[4] < 0.15
+    assert min(share[32], share[64], share[128], share[256]) >= 0.89 and share[16] > 0.75
     assert all(price <= greedy * (1 + 1e-9) for found in ways.values() for price, greedy, _ in found)
     live, greedy = (sum(each[which] for each in ways[64]) for which in (0, 1))
     assert live < 0.9 * greedy
+
+
+# As in two stages with layers of 1 and 32 MiB: processor time of the busiest rank.
+UNLOADED = MoveRates(125e6, commit_s=0.03, drain_s=0.01, commit_byte_s=1.1e-9, drain_byte_s=0.5e-9)
+
+
+@pytest.mark.parametrize("size", [32 << 20, 64 << 20])
+@pytest.mark.parametrize(("load", "least"), [(1, 0.9), (2, 0.8), (4, 0.0), (8, 0.0)])
+def test_Priced_RatesThatMovesHaveShown_TheWayIsTheCheaperOne(load: float, least: float, size: int) -> None:
+    """Each drawn change is made in both ways, which shows what they take. On a machine that other work loads, commits
+    take longer, and fewer moves should be made during batches."""
+    true = MoveRates(125e6, *(load * value for value in UNLOADED[1:]))
+    learned, parts, sizes, is_right, is_live = LearnedRates(1e8, fades=False), (0, 6, 12, 18, 24), [size] * 24, [], []
+    for seconds in _benchmark_changes(24):
+        target = best_parts(seconds, parts, sizes)
+        if target == parts:
+            continue
+        way, right = (priced(parts, target, seconds, sizes, rates, 8) for rates in (learned.rates, true))
+        is_right.append(bool(way.steps) == bool(right.steps))
+        is_live.append(bool(way.steps))
+        for old, new in itertools.pairwise((parts, *steps_to(parts, target, seconds))):
+            moved = busiest_bytes_of(old, new, sizes)
+            learned.stepped(moved, true.commit(moved), 0.0)
+        moved = busiest_bytes_of(parts, target, sizes)
+        learned.drained(moved, true.drain(moved), moved / true.link)
+        parts = target
+    assert sum(is_right[1:]) >= len(is_right) - 2
+    assert sum(is_live[1:]) >= least * len(is_live[1:])
+
+
+def test_Learned_MovesOfTwoSizes_AreALine_AndOtherKindsFade() -> None:
+    def values(rates: MoveRates) -> list[float]:
+        return [rates.link, rates.commit_s, rates.commit_byte_s, rates.drain_s, rates.drain_byte_s]
+
+    learned = LearnedRates(1.0)
+    assert learned.rates == MoveRates(1.0)
+    learned.drained(100, 30.0, 20.0)  # 10 in addition to its transfers, at 5 bytes per second
+    assert values(learned.rates) == [5.0, 0.0, 0.0, 10.0, 0.0]
+    learned.stepped(100, 9.0, 1.0)
+    assert values(learned.rates) == [5.0, 8.0, 0.0, 5.0, 0.0]
+    learned.stepped(300, 12.0, 0.0)
+    assert values(learned.rates) == pytest.approx([5.0, 6.0, 0.02, 2.5, 0.0])
+    learned.stepped(500, 0.0, 1.0)  # a larger move that takes nothing
+    assert learned.rates.commit_byte_s == 0.0 and 0.0 < learned.rates.commit_s < 8.0
+    for _ in range(20):
+        learned.stepped(500, 500.0, 0.0)
+        learned.stepped(100, 0.0, 0.0)
+    assert learned.rates.commit_s == 0.0 and learned.rates.commit(500) > 350  # no constant below 0
 
 
 def test_Priced_LayersThatMoveBetweenBatches_StayInSteps() -> None:

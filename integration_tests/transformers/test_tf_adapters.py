@@ -165,9 +165,39 @@ def test_Adapters_InEachUse_AsPeftOnEager(kind: str, use: str) -> None:
         check(ours, theirs)
 
 
-def test_Biases_InTheTargets_AreLeftToPeft() -> None:
-    with pytest.warns(UserWarning, match="down_proj_bias: PEFT adds .* two stacked matrices only"):
-        check(*pair("gpt_oss", targets=(*STACKS, "mlp.experts.down_proj_bias")))
+def unfreeze(model: Any) -> None:
+    for layer in layers_of(model):
+        layer.mlp.experts.get_base_layer().requires_grad_()
+
+
+def vary(model: Any) -> None:
+    """Marks adapters as a variant, as PEFT does. It refuses those that it has today for target_parameters."""
+    for module in model.modules():
+        if type(module).__name__ == "ParamWrapper":
+            module.lora_variant["default"] = object()
+
+
+# Adapters that run as PEFT runs them: on which model, what is changed, and what the warning says.
+LEFT: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
+    "bias": (
+        "gpt_oss",
+        {"targets": (*STACKS, "mlp.experts.down_proj_bias")},
+        lambda model: None,
+        "down_proj_bias: PEFT adds .* two stacked matrices only",
+    ),
+    "trained weights": ("qwen3_moe", {}, unfreeze, "down_proj: PEFT adds .* own weights are trained, too"),
+    "variant": ("qwen3_moe", {}, vary, "down_proj: PEFT adds .* the adapter is a variant of LoRA"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_AdaptersThatTheLibraryCannotAdd_AreLeftToPeft(case: str) -> None:
+    kind, made, change, says = LEFT[case]
+    models = pair(kind, **made)
+    for model in models:
+        change(model)
+    with pytest.warns(UserWarning, match=says):
+        check(*models, stacks=0 if case == "bias" else None)
 
 
 def test_OneExpert_IsLeftToPeft() -> None:

@@ -31,6 +31,18 @@ def test_IdsOutOfRange_OnOneRank_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -
     assert zero[2] == one[2] == ""
 
 
+def test_AdaptersOfAnotherR_OnOneRank_BothAreToldByName(fresh2: Ranks, path: Path) -> None:
+    for found in fresh2.run("tf_ep_failures:adapters", path=str(path), targets="differing r"):
+        assert found["said"].startswith("Mismatch") and found["said"].endswith("give all ranks the same"), found
+        assert all(part in found["said"] for part in ("lora_rank", "2 on rank 0", "3 on rank 1")), found
+
+
+def test_SevenExperts_OnTwoRanks_AreRefusedOnBoth(fresh2: Ranks, tmp_path: Path) -> None:
+    tf_models.make("qwen3_moe", num_experts=7).save_pretrained(tmp_path)
+    said = fresh2.run("tf_ep_failures:does_not_divide", path=str(tmp_path))
+    assert said == ["Cannot evenly shard 7 experts across 2 expert-parallel ranks."] * 2
+
+
 @pytest.mark.parametrize("targets", ["wrapper", "parametrization", "other experts", "attention"])
 def test_Adapters_OfExpertsThatAreShared_AreRefusedByName(fresh2: Ranks, path: Path, targets: str) -> None:
     """Unknown wrappers are refused before anything runs; unsupported adapters in the first forward. On attention they

@@ -44,6 +44,15 @@ def options_differ(path: str) -> dict[str, Any]:
     return {"said": said, "finite": bool(output.isfinite().all())}
 
 
+def does_not_divide(path: str) -> str:
+    """Splits a model, and returns transformers' error."""
+    try:
+        _module(path)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def ids_out_of_range(path: str) -> list[str]:
     """Gives rank 1 an invalid id; then both continue."""
     experts = _module(path)
@@ -103,6 +112,7 @@ class _OtherWrapper(torch.nn.Module):
 def adapters(path: str, targets: str) -> dict[str, Any]:
     """Adds adapters to a split model, and returns the error when they are added or first run, or the loss of a step."""
     import peft
+    from test_tf_adapters import STACKS
 
     experts = "grouped_mm" if targets == "other experts" else "sluice"
     model = split(path, {"fsdp_size": dist.get_world_size()}, experts)
@@ -116,6 +126,9 @@ def adapters(path: str, targets: str) -> dict[str, Any]:
         elif targets == "other experts":
             stacked = peft.LoraConfig(r=2, target_modules=[], target_parameters=["mlp.experts.gate_up_proj"])
             model = peft.get_peft_model(model, stacked)
+        elif targets == "differing r":
+            own = peft.LoraConfig(r=2 + dist.get_rank(), target_modules=[], target_parameters=list(STACKS))
+            model = peft.get_peft_model(model, own)
         else:
             torch.nn.utils.parametrize.register_parametrization(experts_of(model)[0], "gate_up_proj", _Twice())
         began = True

@@ -3,11 +3,13 @@
 
 The text has sizes of structs, offset, size and type of members, values of constants, the types of callbacks and
 functions, and the names that are experimental. capi/test/layout compares all but the last with the headers by a C
-compiler. Lines of members and of experimental names have as many as fit.
+compiler. A line has as many members,
+constants of one prefix, or experimental names as fit.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 
@@ -82,7 +84,8 @@ def text(m: Model) -> str:
             members.append(f"{end} +{size} {member.name}: {spell(member.type)}")
             end += size
         lines += _wrapped("  ", "; ", members)
-    lines += [f"{name} = {value}" for name, value in m.constants.items()]
+    for _, group in itertools.groupby(m.constants.items(), lambda constant: constant[0].split("_")[:2]):
+        lines += _wrapped("", "; ", [f"{name} = {value}" for name, value in group])
     lines += [f"typedef {_declaration(f'(*{name})', callback)}" for name, callback in m.callbacks.items()]
     lines += [_declaration(name, function) for name, function in m.functions.items()]
     lines += _wrapped("experimental ", " ", experimental(m))
@@ -99,8 +102,10 @@ def _entries(record: str) -> dict[tuple[str, str], str]:
         elif size := re.fullmatch(r"(\w+): \d+ bytes", line):
             struct = size.group(1)
             found[struct, ""] = line
+        elif re.match(r"\w+ = ", line):
+            found.update({(part.split()[0], ""): part for part in line.split("; ")})
         elif not line.startswith(("#", "experimental ")):
-            found[re.sub(r"^(\w+) = .*|.*\b(sluice_\w+)\)?\(.*", r"\1\2", line), ""] = line
+            found[re.sub(r".*\b(sluice_\w+)\)?\(.*", r"\1", line), ""] = line
     return found
 
 

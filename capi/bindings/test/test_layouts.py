@@ -33,8 +33,8 @@ def parsed(text):
         elif line.startswith("  "):
             for offset, size, member in re.findall(r"(\d+) \+(\d+) (\w+)(?:: [^;]*)?(?:; |$)", line):
                 found[struct, member] = (int(offset), int(size))
-        elif match := re.fullmatch(r"(\w+) = (-?\d+)", line):
-            found[match.group(1)] = int(match.group(2))
+        elif re.match(r"\w+ = ", line):
+            found.update({name: int(value) for name, value in re.findall(r"(\w+) = (-?\d+)(?:; |$)", line)})
         elif not line.startswith(("#", "experimental ")) and not line.endswith(";"):
             pytest.fail(f"a line that is none of a layout: {line!r}", pytrace=False)
     return found

@@ -1,7 +1,14 @@
 # capi/abi/abi.txt as a list of macros that layout_test.c, or a program of C++, defines.
 /^(#|experimental )/ { next }
 /;$/       { print "DECLARATION(" substr($0, 1, length($0) - 1) ")"; next }
-/ = /      { print "CONSTANT(" $1 ", " $3 ")"; next }
+/^[A-Z_0-9]+ = / {
+  count = split($0, constants, "; ")
+  for (i = 1; i <= count; ++i) {
+    split(constants[i], words, " = ")
+    print "CONSTANT(" words[1] ", " words[2] ")"
+  }
+  next
+}
 / bytes$/  { owner = substr($1, 1, length($1) - 1); print "STRUCT(" owner ", " $2 ")"; next }
 /^  [0-9]/ {
   count = split(substr($0, 3), members, "; ")

@@ -4,7 +4,7 @@ and of the model."""
 
 from typing import Any
 
-from pair_table import NOBODY, STOCK, Fault, Rule, Table
+from pair_table import NOBODY, STOCK, Fault, Rule, Table, layer_options
 
 FACTORS = {
     "zero": ("zero0", "zero1", "zero2"),
@@ -69,26 +69,16 @@ def table() -> Table:
 def section(row: dict[str, str]) -> dict[str, Any]:
     """Returns the "sluice" section of a row."""
     by_chunk = {"input": ["keep", "offload", "redispatch"], "pre_activation": ["recompute", "offload", "keep"]}
-    values = {
-        "chunks": {"nauto": None, "n1": 1, "n3": 3, "n64": 64}[row["chunks"]],
-        "policy": {"kept": None, "reuse": None, "mixed": by_chunk}.get(row["policy"], row["policy"]),
-        "reuse": True if row["policy"] == "reuse" else None,
-        "memory_budget": {"nobudget": None, "nofit": "64KiB"}.get(row["budget"], "20MiB"),
+    more: dict[str, Any] = {
         "host_memory_budget": "1MiB" if row["budget"] == "hostbudget" else None,
-        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "rank_or_node"}[row["deduplicate"]],
-        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
-        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
-        "transport": row["transport"],
-        "chunking": {"cutauto": None}.get(row["chunking"], row["chunking"]),
-        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
-        "wgrad_mode": {"wgradauto": None, "deferred": "deferred", "perchunk": "per_chunk"}[row["wgrad"]],
-        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
-        "gradient_pool": False if row["gradients"] == "nopool" else None,
         "on_unsupported": row["unsupported"],
         "gemm": None if row["gemm"] == "measured" else row["gemm"],
         "optimizer": True if row["optimizer"] in ("keyadam", "offload") else None,
-        "placement": {"interval": 1, "target": 1.0, "least_gain": 0.0, "horizon": 10**6}
-        if row["moves"] == "placed"
-        else None,
     }
-    return {"enabled": True, "timeout": 60, **{key: value for key, value in values.items() if value is not None}}
+    if row["policy"] == "mixed":
+        more["policy"] = by_chunk
+    if row["budget"] in ("hostbudget", "nofit"):
+        more["memory_budget"] = {"hostbudget": "20MiB", "nofit": "64KiB"}[row["budget"]]
+    if row["moves"] == "placed":
+        more["placement"] = {"interval": 1, "target": 1.0, "least_gain": 0.0, "horizon": 10**6}
+    return {"enabled": True, "timeout": 60, **layer_options(row, **more)}

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from pair_table import NOBODY, STOCK, Rule, Table
+from pair_table import NOBODY, STOCK, Rule, Table, layer_options
 
 FACTORS = {
     "experts": ("gated", "plain", "biased", "shared"),
@@ -72,20 +72,4 @@ def changes(row: dict[str, str]) -> dict[str, Any]:
 
 def options(row: dict[str, str]) -> dict[str, Any]:
     """Returns the options of `with_sluice`."""
-    values = {
-        "gemm": "host",
-        "chunks": {"nauto": None, "n1": 1, "n3": 3}[row["chunks"]],
-        "policy": {"kept": None, "reuse": None}.get(row["policy"], row["policy"]),
-        "reuse": True if row["policy"] == "reuse" else None,
-        "memory_budget": "20MiB" if row["budget"] == "budget" else None,
-        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "rank_or_node"}[row["deduplicate"]],
-        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
-        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
-        "transport": row["transport"],
-        "chunking": {"cutauto": None}.get(row["chunking"], row["chunking"]),
-        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
-        "wgrad_mode": {"wgradauto": None, "deferred": "deferred", "perchunk": "per_chunk"}[row["wgrad"]],
-        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
-        "gradient_pool": False if row["gradients"] == "nopool" else None,
-    }
-    return {key: value for key, value in values.items() if value is not None}
+    return layer_options(row, gemm="host")

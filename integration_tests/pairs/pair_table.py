@@ -199,3 +199,23 @@ class Table:
 def met(rows: Iterable[Row]) -> set[tuple[str, str, str, str]]:
     """Returns the pairs that these rows contain."""
     return {(a, row[a], b, row[b]) for row in rows for a, b in itertools.combinations(row, 2)}
+
+
+def layer_options(row: Row, **more: Any) -> dict[str, Any]:
+    """Returns the options of a layer that a row names, and `more`, without those that are None."""
+    values = {
+        "chunks": {"nauto": None, "n1": 1, "n3": 3, "n64": 64}[row["chunks"]],
+        "policy": None if row["policy"] in ("kept", "reuse") else row["policy"],
+        "reuse": True if row["policy"] == "reuse" else None,
+        "memory_budget": "20MiB" if row["budget"] == "budget" else None,
+        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "rank_or_node"}[row["deduplicate"]],
+        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
+        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
+        "transport": row["transport"],
+        "chunking": None if row["chunking"] == "cutauto" else row["chunking"],
+        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
+        "wgrad_mode": {"deferred": "deferred", "perchunk": "per_chunk"}.get(row.get("wgrad", "wgradauto")),
+        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
+        "gradient_pool": False if row["gradients"] == "nopool" else None,
+    }
+    return {key: value for key, value in {**values, **more}.items() if value is not None}

@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from pair_table import Rule, Table
+from pair_table import Rule, Table, layer_options
 
 FACTORS = {
     "layout": ("fsdp2", "tp"),
@@ -46,19 +46,4 @@ def table() -> Table:
 
 def options(row: dict[str, str]) -> dict[str, Any]:
     """Returns the options of `sluice.configure`."""
-    values = {
-        "chunks": {"nauto": None, "n1": 1, "n3": 3}[row["chunks"]],
-        "policy": {"kept": None, "reuse": None}.get(row["policy"], row["policy"]),
-        "reuse": True if row["policy"] == "reuse" else None,
-        "memory_budget": "20MiB" if row["budget"] == "budget" else None,
-        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "rank_or_node"}[row["deduplicate"]],
-        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
-        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
-        "transport": row["transport"],
-        "chunking": {"cutauto": None}.get(row["chunking"], row["chunking"]),
-        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
-        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
-        "gradient_pool": False if row["gradients"] == "nopool" else None,
-        "on_unsupported": row["unsupported"],
-    }
-    return {key: value for key, value in values.items() if value is not None}
+    return layer_options(row, on_unsupported=row["unsupported"])

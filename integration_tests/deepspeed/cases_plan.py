@@ -15,6 +15,7 @@ from sluice.adapters.deepspeed.pipeline import stage_module, stage_watch
 from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
 from sluice.adapters.torch import offloaded as model_offloaded
 from sluice.errors import SluiceError
+from sluice.planning import stages_chosen
 
 
 def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, Any]:
@@ -105,11 +106,16 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
 
 
 def refused(pipelines: Any, **job: Any) -> str:
-    """Returns the error if rank r has pipelines[r]."""
+    """Returns the error if rank r has pipelines[r]. "{rank}" in the path of a plan: each rank reads its own file, as
+    if all had one path on machines of their own."""
+    rank, read = torch.distributed.get_rank(), stages_chosen.read
+    stages_chosen.read = lambda path, *args: read(path.format(rank=rank), *args)
     try:
-        made = Job(stages=len(pipelines), pipeline=pipelines[torch.distributed.get_rank()], **job)
+        made = Job(stages=len(pipelines), pipeline=pipelines[rank], **job)
     except SluiceError as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        stages_chosen.read = read
     made.end()
     return ""
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from layer_cases import Case, close, compare, group, world
 from sluice import plan_model
-from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer
+from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeConfig, MoeLayer
 from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice, pareto
 from sluice.config import TunerOptions
 from sluice.errors import InvalidArgument, Mismatch, OverBudget, PeerRefused
@@ -357,11 +357,13 @@ def under_plans():
     layer.use_plan(None)
     assert torch.equal(layer(tokens, ids, weights, params), wanted)
     other = Case(W, tokens=(8,), seed=81, widths=(8, 16)).layer(context)
-    try:
-        other.use_plan(two)
-        raise AssertionError("the plan of another layer went through")
-    except InvalidArgument as error:
-        assert "this plan was made for layer" in str(error), error
+    alone = case.layer(Context(EpGroup.for_ranks([rank])), chunks=0)  # the same layer on one rank
+    for one in (other, alone) if W > 1 else (other,):
+        try:
+            one.use_plan(two)
+            raise AssertionError("the plan of another layer or of another number of ranks went through")
+        except InvalidArgument as error:
+            assert "this plan was made for layer" in str(error), error
     return said
 
 

@@ -105,11 +105,12 @@ typedef struct sluice_template_spec_s {
   int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row is sent once to each rank, or once to each node and from there
                     to its ranks; one sum returns. Not with single_rank or only */
   int16_t
-      chunks_by_experts;   /* chunks are cut by experts: a token's rows may be in several chunks, and one op sums all */
-  int16_t grouped;         /* the rows of a chunk return while those of a later chunk are sent, as one group; not with
-                              single_rank, only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
-  int32_t low_rank;        /* GEMMs of experts have low-rank terms, which need T_LOW; not with callback */
-  int32_t gradients_first; /* backward: a chunk's gradients are sent before its rows are dispatched again */
+      chunks_by_experts; /* chunks are cut by experts: a token's rows may be in several chunks, and one op sums all */
+  int16_t grouped;       /* the rows of a chunk return while those of a later chunk are sent, as one group; not with
+                            single_rank, only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
+  int32_t low_rank;      /* GEMMs of experts have low-rank terms, which need T_LOW; not with callback */
+  int32_t experts_first; /* what experts wait for is sent first: a chunk before an earlier one returns (forward), and a
+                            chunk's gradients before its rows are dispatched again (backward) */
   uint8_t restore_input[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, the same on all ranks; 0 from index n on */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;

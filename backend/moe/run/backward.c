@@ -22,7 +22,7 @@ static int32_t wanted_wgrad(const sluice_moe_t* moe, const sluice_moe_backward_a
 /* Whether gradients are sent before rows are dispatched again. On a device kernels of both lanes share the SMs and
  * exchanges need few, so rows that only weight gradients read can arrive while experts compute. Under a plan ranks may
  * recompute different tensors, so that all of them keep the order that suits a recomputation. */
-static int sends_gradients_first(const sluice_pass_t* pass, const sluice_template_spec_t* spec) {
+static int sends_for_experts_first(const sluice_pass_t* pass, const sluice_template_spec_t* spec) {
   const sluice_moe_t* moe = pass->moe;
   if (!sluice_pass_lanes(pass)->are_streams || sluice_is_planned(moe) || spec->single_rank) return 0;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
@@ -38,7 +38,7 @@ static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_st
   spec.dgrad = (args->parts & SLUICE_BACKWARD_DGRAD) != 0;
   spec.wgrad = wgrad;
   spec.wgrad_mode = sluice_planned_wgrad_mode(moe, &pass->binding);
-  spec.gradients_first = sends_gradients_first(pass, &spec);
+  spec.experts_first = sends_for_experts_first(pass, &spec);
   spec.reuse_saved = step->state == SLUICE_STEP_DGRAD_DONE
                          ? step->reuses_saved
                          : !moe->shape.config.callback_experts && args->may_reuse_saved;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/binding_arrays.h"
 #include "backend/plan/plan.h"
 
@@ -41,7 +42,9 @@ void sluice_run_take_travel(sluice_pass_t* pass) {
 }
 
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
-  const sluice_template_spec_t spec = sluice_run_spec(&f->pass, SLUICE_FORWARD, sluice_forward_keeps(f));
+  sluice_template_spec_t spec = sluice_run_spec(&f->pass, SLUICE_FORWARD, sluice_forward_keeps(f));
+  const sluice_moe_t* moe = f->pass.moe;
+  spec.experts_first = sluice_pass_lanes(&f->pass)->are_streams && !sluice_is_planned(moe) && !spec.single_rank;
   return sluice_engine_template(f->pass.context, &spec, &f->pass.schedule);
 }
 

@@ -10,16 +10,16 @@
 #define MAGIC 0x44534c53 /* "SLSD" */
 /* Earlier forms: 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: without
  * shares_act; 5: without ops of two levels and T_NODE; 6: without groups; 7: without low_rank and T_LOW; 8: without
- * gradients_first */
+ * experts_first */
 #define FORM 9
 
 /* The spec's numbers in the order of the file. */
 #define NUM_SPEC 18
 static void spec_numbers(const sluice_template_spec_t* s, int32_t* out) {
   const int32_t numbers[NUM_SPEC] = {
-      s->direction,  s->num_chunks, s->single_rank, s->keep,           s->callback, s->gated, s->dgrad,
-      s->wgrad,      s->wgrad_mode, s->only,        s->reuse_saved,    s->bounded,  s->dedup, s->chunks_by_experts,
-      s->shares_act, s->grouped,    s->low_rank,    s->gradients_first};
+      s->direction,  s->num_chunks, s->single_rank, s->keep,         s->callback, s->gated, s->dgrad,
+      s->wgrad,      s->wgrad_mode, s->only,        s->reuse_saved,  s->bounded,  s->dedup, s->chunks_by_experts,
+      s->shares_act, s->grouped,    s->low_rank,    s->experts_first};
   memcpy(out, numbers, sizeof numbers);
 }
 
@@ -34,7 +34,7 @@ static const struct {
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
                            {"dedup", 0, 2},       {"chunks_by_experts", 0, 1},
                            {"shares_act", 0, 1},  {"grouped", 0, 1},
-                           {"low_rank", 0, 1},    {"gradients_first", 0, 1}};
+                           {"low_rank", 0, 1},    {"experts_first", 0, 1}};
 
 /* ---- writing ---- */
 
@@ -142,7 +142,7 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .shares_act = v[14],
                                    .grouped = (int16_t)v[15],
                                    .low_rank = v[16],
-                                   .gradients_first = v[17]};
+                                   .experts_first = v[17]};
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     SLUICE_TRY(take(source, "restore_input", 0, SLUICE_NUM_RESTORES - 1, &restore));
     spec->restore_input[i] = (uint8_t)restore;

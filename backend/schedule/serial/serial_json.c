@@ -59,11 +59,11 @@ uint64_t sluice_schedule_write_json(const sluice_template_t* t, char* data, uint
   sluice_text_add(
       &text,
       " \"only\": %d, \"reuse_saved\": %d, \"bounded\": %d, \"dedup\": %d, \"chunks_by_experts\": %d,\n "
-      "\"shares_act\": %d, \"grouped\": %d, \"low_rank\": %d, \"gradients_first\": %d, \"hash\": \"%016" PRIx64
+      "\"shares_act\": %d, \"grouped\": %d, \"low_rank\": %d, \"experts_first\": %d, \"hash\": \"%016" PRIx64
       "\", \"comm_hash\": "
       "\"%016" PRIx64 "\"",
       s->only, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, s->grouped, s->low_rank,
-      s->gradients_first, t->hash, t->comm_hash);
+      s->experts_first, t->hash, t->comm_hash);
   add_policies(&text, "restore_input", s->restore_input, s->num_chunks);
   add_policies(&text, "restore_pre_activation", s->restore_pre_activation, s->num_chunks);
   sluice_text_add(&text, ",\n \"rings\": {");

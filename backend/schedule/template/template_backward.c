@@ -93,7 +93,7 @@ static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec,
 
 /* Returns the exchange with which the rows of a chunk begin to arrive. */
 static int32_t first_sending(const sluice_template_spec_t* spec, int32_t i) {
-  const int is_again = sluice_restore_is_sent_again(spec->restore_input[i]) && !spec->gradients_first;
+  const int is_again = sluice_restore_is_sent_again(spec->restore_input[i]) && !spec->experts_first;
   return is_again ? SLUICE_OP_REDISPATCH : SLUICE_OP_DISPATCH_GRAD;
 }
 
@@ -209,9 +209,9 @@ static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spe
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   const int32_t sent = is_sent ? first_sending(spec, i) : -1;
   if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
-  if (spec->gradients_first) add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
+  if (spec->experts_first) add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
   add_restore_input(b, spec, i, sent == SLUICE_OP_REDISPATCH);
-  if (!spec->gradients_first) add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
+  if (!spec->experts_first) add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
 }
 
 /* Adds a group: gradients of chunk i return while chunk `next` is sent. The local ops of both follow. */

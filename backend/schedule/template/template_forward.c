@@ -150,6 +150,17 @@ static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, i
   if (!spec->chunks_by_experts) add_reduce(b, i);
 }
 
+/* Adds the exchanges after the experts of chunk i: it returns, and chunk `next` is sent, unless that is beyond the
+ * last. The experts wait only for what is sent. With deduplication, the weights of chunk i are read when it returns,
+ * and their slot is the next chunk's. */
+static void add_exchanges(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
+  const int sends = next < spec->num_chunks && sluice_has_part(spec, SLUICE_PART_DISPATCH);
+  const int sends_first = spec->experts_first && !spec->dedup;
+  if (sends && sends_first) add_dispatch(b, spec, next);
+  if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
+  if (sends && !sends_first) add_dispatch(b, spec, next);
+}
+
 void sluice_build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
   int32_t ahead = forward_ahead(b, spec);
@@ -161,8 +172,7 @@ void sluice_build_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
       add_group(b, spec, i, i + ahead);
       continue;
     }
-    if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
-    if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
+    add_exchanges(b, spec, i, i + ahead);
   }
   if (spec->chunks_by_experts) add_reduce(b, -1);
 }

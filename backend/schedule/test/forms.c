@@ -54,10 +54,11 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.shares_act = x % 2, x /= 2;
     spec.grouped = (int16_t)(x % 2), x /= 2;
     spec.low_rank = x % 2, x /= 2;
-    spec.gradients_first = x % 2, x /= 2;
-    /* Only the order of two exchanges and what unpacks them changes, and only where rows are sent again. */
-    if (spec.gradients_first && (spec.direction == SLUICE_FORWARD || spec.single_rank || spec.low_rank ||
-                                 spec.reuse_saved || spec.callback || n > 6 || !any_sent_again(spec.restore_input, n)))
+    spec.experts_first = x % 2, x /= 2;
+    /* Only the order of exchanges and what unpacks them changes, and only where rows are sent again. */
+    if (spec.experts_first && spec.direction == SLUICE_FORWARD && (spec.grouped || spec.dedup)) continue;
+    if (spec.experts_first && (spec.single_rank || spec.low_rank || spec.reuse_saved || spec.callback || n > 6 ||
+                               !any_sent_again(spec.restore_input, n)))
       continue;
     /* Only ops of the compute lane write and read T_LOW, so combinations with forms of exchanges add nothing. */
     if (spec.low_rank && (spec.grouped || spec.dedup || spec.chunks_by_experts || spec.reuse_saved)) continue;
@@ -96,7 +97,7 @@ void describe_form(const sluice_template_t* t, char* text, size_t bytes) {
                       "%d dedup %d cut %d shares %d grouped %d low %d first %d policies",
                       s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->dgrad, s->wgrad,
                       s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act,
-                      s->grouped, s->low_rank, s->gradients_first);
+                      s->grouped, s->low_rank, s->experts_first);
   for (int32_t i = 0; i < s->num_chunks && (size_t)used < bytes; ++i) {
     used += snprintf(text + used, bytes - (size_t)used, " %d%d", s->restore_input[i], s->restore_pre_activation[i]);
   }

@@ -31,7 +31,7 @@ static const seed_t seeds[] = {
       .num_chunks = 2,
       .dgrad = 1,
       .wgrad = 1,
-      .gradients_first = 1,
+      .experts_first = 1,
       .restore_input = {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_REDISPATCH}}},
 };
 

@@ -212,15 +212,33 @@ TEST(Guard7_AllRanksIssueExchangesInOneOrder) {
   grouped.grouped = 1;
   expect_other_exchanges(reuse, spec_with(4, 0, 0)); /* T_DI kept: S1 S2 S3 S4 R1 .. */
   expect_other_exchanges(reuse, grouped);            /* the same order */
-  sluice_template_spec_t rows_first = backward(1, S2), gradients_first = rows_first;
-  gradients_first.gradients_first = 1;
-  expect_other_exchanges(rows_first, gradients_first);
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    sluice_template_spec_t plain = direction == SLUICE_FORWARD ? reuse : backward(1, S2), experts_first = plain;
+    experts_first.experts_first = 1;
+    expect_other_exchanges(plain, experts_first);
+  }
+}
+
+/* The experts of a chunk do not wait until an earlier chunk has returned: S1 S2 S3 R1 S4 R2 .. */
+TEST(Forward_ExpertsFirst_SendsAChunkBeforeAnEarlierOneReturns) {
+  sluice_template_spec_t spec = spec_with(5, S4, 0);
+  spec.experts_first = 1;
+  sluice_template_t* t = build(spec);
+  int32_t sent = 0, returned = 0;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    sent += t->ops[i].kind == SLUICE_OP_DISPATCH;
+    if (t->ops[i].kind != SLUICE_OP_COMBINE) continue;
+    assert_int_equal(sent, returned + 3 < 5 ? returned + 3 : 5);
+    ++returned;
+  }
+  assert_int_equal(returned, 5);
+  sluice_template_destroy(t, memory());
 }
 
 /* Nothing but a weight gradient waits for rows that were sent after the gradients. */
-TEST(Backward_GradientsFirst_ExpertsDoNotWaitForRows) {
+TEST(Backward_ExpertsFirst_ExpertsDoNotWaitForRows) {
   sluice_template_spec_t spec = backward(1, S2);
-  spec.gradients_first = 1;
+  spec.experts_first = 1;
   sluice_template_t* t = build(spec);
   for (int32_t i = 0, rows_at = -1; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];

@@ -69,13 +69,13 @@ static sluice_finding_t finding_of(const sluice_template_t* t, score_t* score) {
  * class. */
 static void flip_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated ^= 1, spec->wgrad_mode ^= 1, spec->reuse_saved ^= 1, spec->bounded ^= 1;
-  spec->shares_act ^= 1, spec->grouped ^= 1, spec->gradients_first ^= 1;
+  spec->shares_act ^= 1, spec->grouped ^= 1, spec->experts_first ^= 1;
   if (spec->direction == SLUICE_BACKWARD && spec->dedup != SLUICE_DEDUPLICATE_NODES) spec->dedup ^= 1;
 }
 
 static void forget_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated = spec->wgrad_mode = spec->reuse_saved = spec->bounded = spec->shares_act = 0;
-  spec->grouped = 0, spec->gradients_first = 0;
+  spec->grouped = 0, spec->experts_first = 0;
   if (spec->direction == SLUICE_BACKWARD && spec->dedup != SLUICE_DEDUPLICATE_NODES) spec->dedup = 0;
 }
 

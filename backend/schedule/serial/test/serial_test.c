@@ -24,7 +24,7 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.chunks_by_experts = next_random(seed) % 4 == 0;
     spec.grouped = !spec.single_rank && next_random(seed) % 2;
     spec.shares_act = (int32_t)(next_random(seed) % 2), spec.low_rank = (int32_t)(next_random(seed) % 2);
-    spec.gradients_first = spec.dgrad && next_random(seed) % 2;
+    spec.experts_first = (int32_t)(next_random(seed) % 2);
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
       spec.restore_input[i] = (uint8_t)(next_random(seed) % 3),
       spec.restore_pre_activation[i] = of_m[next_random(seed) % 3];

@@ -42,9 +42,11 @@ static void release_driver_objects(cuda_device_t* device) {
   sluice_cuda_times_release(&device->base, &device->memory.times);
   destroy_event(device, device->memory.end);
   destroy_event(device, device->entry);
+  destroy_event(device, device->forked);
+  destroy_event(device, device->rejoined);
   destroy_event(device, device->read_done);
   for (int32_t i = 0; i < device->num_events; ++i) destroy_event(device, device->events[i]);
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+  for (int32_t lane = 0; lane < SLUICE_CUDA_NUM_LANES; ++lane) {
     destroy_event(device, device->exits[lane]);
     if (lane == SLUICE_LANE_COMPUTE || device->lanes[lane] == NULL) continue;
     (void)device->driver->cuStreamDestroy_v2(device->lanes[lane]);

@@ -67,6 +67,25 @@ static sluice_status_t use_lane(cuda_device_t* device, int32_t lane) {
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_cuda_fork_stream(sluice_device_t* base, sluice_stream_t stream, sluice_stream_t* out_stream) {
+  cuda_device_t* device = sluice_cuda_cast(base);
+  SLUICE_TRY(use_lane(device, SLUICE_CUDA_LANE_OWN));
+  SLUICE_TRY(sluice_cuda_make_event(device, &device->forked));
+  SLUICE_TRY(sluice_cuda_make_event(device, &device->rejoined));
+  *out_stream = device->lanes[SLUICE_CUDA_LANE_OWN];
+  CU_TRY(device, cuEventRecord(device->forked, stream), "the work of a lane cannot be recorded");
+  CU_TRY(device, cuStreamWaitEvent(*out_stream, device->forked, 0), "a stream cannot wait for the lane next to it");
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_cuda_join_stream(sluice_device_t* base, sluice_stream_t stream) {
+  cuda_device_t* device = sluice_cuda_cast(base);
+  CU_TRY(device, cuEventRecord(device->rejoined, device->lanes[SLUICE_CUDA_LANE_OWN]),
+         "the work next to a lane cannot be recorded");
+  CU_TRY(device, cuStreamWaitEvent(stream, device->rejoined, 0), "a lane cannot wait for the stream next to it");
+  return SLUICE_OK;
+}
+
 /* Keeps the first failure with its record. */
 static void fail(cuda_device_t* device, int32_t is_final) {
   if (!device->failed) sluice_error_capture(&device->error);
@@ -144,7 +163,7 @@ sluice_status_t sluice_cuda_join(sluice_device_t* base) {
   cuda_device_t* device = sluice_cuda_cast(base);
   sluice_status_t status = sluice_cuda_enter(base);
   if (status == SLUICE_OK) {
-    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    for (int32_t lane = 0; lane < SLUICE_CUDA_NUM_LANES; ++lane) {
       if (device->used[lane]) join_lane(device, lane);
     }
     record_end(device);
@@ -160,7 +179,7 @@ sluice_status_t sluice_cuda_join(sluice_device_t* base) {
 /* Memory that a lane may still use must not be given to the next pass. */
 sluice_status_t sluice_cuda_rejoin(sluice_device_t* base, sluice_stream_t stream) {
   cuda_device_t* device = sluice_cuda_cast(base);
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+  for (int32_t lane = 0; lane < SLUICE_CUDA_NUM_LANES; ++lane) {
     if (!device->unjoined[lane]) continue;
     CU_TRY(device, cuEventRecord(device->exits[lane], device->lanes[lane]), "lane %d of a failed pass cannot be joined",
            lane);
@@ -180,7 +199,7 @@ sluice_status_t sluice_cuda_rejoin(sluice_device_t* base, sluice_stream_t stream
 sluice_status_t sluice_cuda_check_joined(sluice_device_t* base) {
   const cuda_device_t* device = sluice_cuda_cast(base);
   int32_t open = device->unended;
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) open |= device->unjoined[lane];
+  for (int32_t lane = 0; lane < SLUICE_CUDA_NUM_LANES; ++lane) open |= device->unjoined[lane];
   if (!open) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_STATE,
                      "cuda: an earlier pass failed and its lanes may still run: make one call outside the capture "

@@ -16,3 +16,6 @@ sluice_status_t sluice_cuda_begin(sluice_device_t* device, int32_t num_events, s
                                   sluice_stream_t stream);
 sluice_status_t sluice_cuda_submit(sluice_device_t* device, const sluice_job_t* job);
 sluice_status_t sluice_cuda_join(sluice_device_t* device);
+/* Entries of the table of its memory. */
+sluice_status_t sluice_cuda_fork_stream(sluice_device_t* device, sluice_stream_t stream, sluice_stream_t* out_stream);
+sluice_status_t sluice_cuda_join_stream(sluice_device_t* device, sluice_stream_t stream);

@@ -19,6 +19,9 @@
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_times.h"
 
+/* The streams of a device: its lanes, and one for own rows, which runs next to the communication lane. */
+enum { SLUICE_CUDA_LANE_OWN = SLUICE_NUM_LANES, SLUICE_CUDA_NUM_LANES };
+
 /* State that a device keeps for the engine. */
 typedef struct sluice_cuda_memory_state_s {
   void* end;        /* event: the end of the last pass, on its host's stream */
@@ -42,16 +45,18 @@ typedef struct cuda_device_s {
   void* kernels[SLUICE_CUDA_NUM_KERNELS]; /* set by the first launch that succeeds */
   pid_t pid;
   /* Streams and events, kept between passes. */
-  void* lanes[SLUICE_NUM_LANES]; /* [compute] is the host's stream of the current pass */
-  void* entry;                   /* work on the host's stream at begin */
-  void* exits[SLUICE_NUM_LANES];
+  void* lanes[SLUICE_CUDA_NUM_LANES]; /* [compute] is the host's stream of the current pass */
+  void* entry;                        /* work on the host's stream at begin */
+  void* exits[SLUICE_CUDA_NUM_LANES];
+  void* forked;   /* work on the communication lane when the stream next to it begins */
+  void* rejoined; /* work on that stream when the communication lane waits for it */
   void* read_done;
   void** events; /* [num_events] event of op i */
   int32_t num_events;
   /* The current pass. */
-  int32_t used[SLUICE_NUM_LANES];
+  int32_t used[SLUICE_CUDA_NUM_LANES];
   /* Lanes that a failed join left running, for the next pass to wait for. */
-  int32_t unjoined[SLUICE_NUM_LANES];
+  int32_t unjoined[SLUICE_CUDA_NUM_LANES];
   int32_t unended; /* the end of the pass on lanes[compute] was not recorded */
   sluice_job_fn_t fn;
   void* user;

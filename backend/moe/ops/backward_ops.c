@@ -169,11 +169,7 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_DISPATCH_GRAD:
     case SLUICE_OP_COMBINE_GRAD:
     case SLUICE_OP_REDISPATCH: return sluice_run_exchange(pass, op, index);
-    case SLUICE_OP_UNPACK_GRAD:
-      SLUICE_TRY(sluice_land(pass, op));
-      pass->travel->unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DDO);
-      sluice_unpack_route(pass, op);
-      return SLUICE_OK;
+    case SLUICE_OP_UNPACK_GRAD: return sluice_unpack(pass, op, pass->in_rows, SLUICE_T_DDO);
     case SLUICE_OP_GEMM2_GRAD: return gemm2_grad(pass, op);
     case SLUICE_OP_ACTIVATION_GRAD: activation_grad(pass, op); return SLUICE_OK;
     case SLUICE_OP_GEMM1_GRAD: return gemm1_grad(pass, op);
@@ -181,10 +177,7 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
     case SLUICE_OP_WEIGHT_GRAD: return sluice_weight_grad(pass, op);
     case SLUICE_OP_COPY_IN: return sluice_copy(pass, op, index);
-    case SLUICE_OP_UNPACK:
-      SLUICE_TRY(sluice_land(pass, op));
-      pass->travel->unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI);
-      return SLUICE_OK;
+    case SLUICE_OP_UNPACK: return sluice_unpack(pass, op, pass->tokens, SLUICE_T_DI);
     case SLUICE_OP_NODE_DISPATCH: return sluice_node_dispatch(pass, op, index, pass->tokens);
     case SLUICE_OP_NODE_DISPATCH_GRAD: return sluice_node_dispatch(pass, op, index, pass->in_rows);
     case SLUICE_OP_NODE_COMBINE_GRAD: return sluice_node_combine(pass, op, index, SLUICE_T_DDI);

@@ -86,6 +86,24 @@ static int has_exchange(const sluice_pass_t* pass, const sluice_op_t* op) {
   return sends && is_left(pass, op - 1);
 }
 
+/* On a device own rows are copied while the exchange of the op runs, on a stream next to the lane's. */
+static sluice_status_t fork_own(sluice_pass_t* pass, const sluice_op_t* op) {
+  sluice_device_t* device = pass->context->device;
+  if (!go_by_expert(pass) || op->group != SLUICE_GROUP_NONE || pass->own_stream != NULL) return SLUICE_OK;
+  return device->memory->fork_stream(device, sluice_pass_stream(pass, op), &pass->own_stream);
+}
+
+sluice_status_t sluice_join_own(sluice_pass_t* pass, const sluice_op_t* op) {
+  sluice_device_t* device = pass->context->device;
+  if (pass->own_stream == NULL) return SLUICE_OK;
+  pass->own_stream = NULL;
+  return device->memory->join_stream(device, sluice_pass_stream(pass, op));
+}
+
+static sluice_stream_t own_stream(const sluice_pass_t* pass, const sluice_op_t* op) {
+  return pass->own_stream != NULL ? pass->own_stream : sluice_pass_stream(pass, op);
+}
+
 enum { IN_ORDER = -1 }; /* no tensor: on the experts' side rows lie in received order */
 
 /* pass->send and ->recv hold the first row of each rank. tensor: on the experts' side, or IN_ORDER. */
@@ -226,6 +244,7 @@ static void move_remote(sluice_pass_t* pass, const sluice_op_t* op, int to_exper
 static void move_own(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
   const sluice_binding_t* b = &pass->binding;
   mover_t m = mover_of(pass, op, to_experts, tensor, rows);
+  m.stream = own_stream(pass, op);
   int64_t at = 0;
   for (int32_t e = 0; e < b->num_local; ++e) {
     const int64_t row = row_from(pass, tensor, op->chunk, e, self_of(pass));
@@ -292,7 +311,8 @@ static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
   return b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk];
 }
 
-/* Own rows are gathered into T_RECV, whose rows are copied out already, then moved for all experts together. */
+/* Own rows are gathered into T_RECV, which no exchange writes or whose rows are copied out already, then moved for all
+ * experts together. */
 static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                              int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
@@ -302,7 +322,7 @@ static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const s
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
   if (!has_exchange(pass, op)) move_remote(pass, op, 1, tensor, in);
   if (own == 0) return;
-  pass->context->device->kernels->gather_rows(sluice_pass_stream(pass, op), pass->moe->shape.config.dtype, own,
+  pass->context->device->kernels->gather_rows(own_stream(pass, op), pass->moe->shape.config.dtype, own,
                                               pass->moe->shape.config.model_width, sluice_tensor_data(tokens),
                                               sluice_tensor_stride(tokens, 0), token, in);
   move_own(pass, op, 1, tensor, in);
@@ -390,6 +410,7 @@ static sluice_status_t return_start(sluice_pass_t* pass, const sluice_op_t* op, 
   const int is_packed = !go_by_expert(pass) || !may_travel(pass, tensor, op->chunk);
   if (is_packed) move_remote(pass, op, 0, tensor, out);
   SLUICE_TRY(start_towards_tokens(pass, op, out, in, is_packed ? IN_ORDER : tensor, row_bytes, out_transfer));
+  SLUICE_TRY(fork_own(pass, op));
   move_own(pass, op, 0, tensor, in + (uint64_t)sent_of(&pass->binding, op->chunk)[self_of(pass)] * row_bytes);
   return SLUICE_OK;
 }
@@ -403,12 +424,11 @@ static sluice_status_t return_rows_start(sluice_pass_t* pass, const sluice_op_t*
 /* ---- scalars ---- */
 
 /* dst[i] = the route weight of route[i] */
-static void gather_weights(const sluice_pass_t* pass, const sluice_op_t* op, int64_t count, const int32_t* route,
+static void gather_weights(const sluice_pass_t* pass, sluice_stream_t stream, int64_t count, const int32_t* route,
                            float* dst) {
   const sluice_tensor_t* w = pass->route_weights;
-  pass->context->device->kernels->gather_scalars(sluice_pass_stream(pass, op), count, pass->binding.top_k,
-                                                 sluice_tensor_data(w), sluice_tensor_stride(w, 0),
-                                                 sluice_tensor_stride(w, 1), route, dst);
+  pass->context->device->kernels->gather_scalars(stream, count, pass->binding.top_k, sluice_tensor_data(w),
+                                                 sluice_tensor_stride(w, 0), sluice_tensor_stride(w, 1), route, dst);
 }
 
 sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
@@ -416,8 +436,9 @@ sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* 
   const int64_t* sent = sent_of(b, op->chunk);
   const int32_t* route = b->order + b->first_order[op->chunk];
   int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1];
-  gather_weights(pass, op, own_first, route, pass->route_send);
-  gather_weights(pass, op, sent[b->world_size] - own_end, route + own_end, pass->route_send + own_first);
+  const sluice_stream_t stream = sluice_pass_stream(pass, op);
+  gather_weights(pass, stream, own_first, route, pass->route_send);
+  gather_weights(pass, stream, sent[b->world_size] - own_end, route + own_end, pass->route_send + own_first);
   if (is_left(pass, op)) {
     leave_towards_experts(pass, op, sizeof(float), out_transfer);
     return SLUICE_OK;
@@ -426,11 +447,11 @@ sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* 
                                sizeof(float), out_transfer);
 }
 
-sluice_status_t sluice_land(sluice_pass_t* pass, const sluice_op_t* op) {
+/* Runs the exchange that the previous op left to this one. */
+static sluice_status_t land(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_row_memory_t* memory = pass->context->rows;
   const int is_grad = op->kind == SLUICE_OP_UNPACK_GRAD;
   sluice_transfer_t rows = {0}, scalars = {0};
-  if (!has_exchange(pass, op)) return SLUICE_OK;
   pass->exchange_left = SLUICE_EXCHANGE_TAKEN;
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk); /* not written: rows arrive in the tensor */
   memory->begin_group(pass->context);
@@ -450,16 +471,17 @@ static void unpack_route_on_device(sluice_pass_t* pass, const sluice_op_t* op, c
   if (!has_exchange(pass, op)) move_remote(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
   const int64_t own = sent[self_of(pass) + 1] - sent[self_of(pass)];
   if (own == 0) return;
-  gather_weights(pass, op, own, route, pass->scalar_recv);
+  gather_weights(pass, own_stream(pass, op), own, route, pass->scalar_recv);
   move_own(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
 }
 
-void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
+static void unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   int32_t chunk = op->chunk;
   const int32_t* route = b->order + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
   if (is_one_run(pass, SLUICE_T_ROUTE)) {
-    gather_weights(pass, op, rows_of_chunk(b, chunk), route, sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, 0));
+    gather_weights(pass, sluice_pass_stream(pass, op), rows_of_chunk(b, chunk), route,
+                   sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, 0));
     return;
   }
   if (pass->context->rows->is_device && b->world_size > 1) {
@@ -476,9 +498,21 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
                                                 pass->scalar_recv, rows);
     }
     int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
-    gather_weights(pass, op, own, route, rows + own_row);
+    gather_weights(pass, sluice_pass_stream(pass, op), own, route, rows + own_row);
     route += own;
   }
+}
+
+sluice_status_t sluice_unpack(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                              int32_t tensor) {
+  const int lands = has_exchange(pass, op);
+  if (lands) {
+    SLUICE_TRY(fork_own(pass, op));
+    SLUICE_TRY(land(pass, op));
+  }
+  pass->travel->unpack_tokens(pass, op, tokens, tensor);
+  if (op->kind == SLUICE_OP_UNPACK_GRAD) unpack_route(pass, op);
+  return sluice_join_own(pass, op);
 }
 
 sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {

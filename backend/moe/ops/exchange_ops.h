@@ -8,13 +8,17 @@
 
 #include "backend/moe/ops/transfer.h"
 
-/* On a device, before an op unpacks: runs the exchange that the previous op left to it as one group of messages, so
- * that rows and route weights arrive where experts read them. */
-sluice_status_t sluice_land(sluice_pass_t* pass, const sluice_op_t* op);
+/* Unpacks the rows of `tokens`, and those of a backward's route weights, into `tensor` and T_ROUTE. On a device it also
+ * runs the exchange that the previous op left to it, as one group of messages, so that rows arrive where experts read
+ * them; the rank's own rows are copied meanwhile. */
+sluice_status_t sluice_unpack(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                              int32_t tensor);
 
-/* Sends the route weights with the tokens; sluice_unpack_route writes them to T_ROUTE. */
+/* Sends the route weights with the tokens. */
 sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
-void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op);
+
+/* After an op's exchange: waits for the own rows that were copied meanwhile. */
+sluice_status_t sluice_join_own(sluice_pass_t* pass, const sluice_op_t* op);
 
 /* Returns the gate's scalars (T_DGATE) to pass->gate_recv, in sent order. */
 sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);

@@ -17,8 +17,7 @@ static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
 }
 
 static sluice_status_t unpack(sluice_pass_t* pass, const sluice_op_t* op) {
-  SLUICE_TRY(sluice_land(pass, op));
-  pass->travel->unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DI);
+  SLUICE_TRY(sluice_unpack(pass, op, pass->in_rows, SLUICE_T_DI));
   if (pass->travel->unpack_weights != NULL) pass->travel->unpack_weights(pass, op);
   return SLUICE_OK;
 }

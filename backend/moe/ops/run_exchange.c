@@ -36,6 +36,7 @@ static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int
   sluice_status_t status = start_rows(pass, op, &rows);
   if (status == SLUICE_OK) status = start_scalars(pass, op, &scalars);
   SLUICE_TRY(memory->end_group(pass->context, sluice_pass_stream(pass, op), status));
+  SLUICE_TRY(sluice_join_own(pass, op));
   pass->times[index].bytes = rows.bytes + scalars.bytes;
   SLUICE_TRY(sluice_finish(pass, op, &rows));
   return sluice_finish(pass, op, &scalars);

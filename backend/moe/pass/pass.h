@@ -84,6 +84,7 @@ typedef struct sluice_pass_s {
   const struct sluice_wire_s* wire; /* communication lane: encoding of the rows to be posted; NULL: plain */
   sluice_comm_request_t* opened;    /* communication lane: the pending rows of the exchange that opened a group */
   int32_t exchange_left;            /* SLUICE_EXCHANGE_* of the last op */
+  sluice_stream_t own_stream;       /* communication lane: for own rows, next to the op's exchange; NULL: the lane's */
   sluice_gemm_problem_t* gemms;     /* [sluice_pass_gemms] compute lane */
   char* adapters;                   /* compute lane: factors of adapters in the layer's dtype */
   uint64_t adapter_bytes;           /* bytes of `adapters` */

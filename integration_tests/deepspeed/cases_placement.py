@@ -21,6 +21,7 @@ from ds_models import SLUICE, batch, build, ds_config, engine, train
 from shuffles import PROMISES_BITS, bits, copied, forgetting, shuffled, state_bits
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration import shipments
+from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.deepspeed.moe import moving
 from sluice.adapters.deepspeed.moe.state import LayerState
@@ -487,8 +488,13 @@ def hung_rank(step: str, wait_s: float) -> Any:
 
         if dist.get_rank() == last:
             setattr(owner, step, hangs)
+        places = shuffled(layer._sluice, 1)
         try:
-            host.sluice.move_experts(layer, *shuffled(layer._sluice, 1))
+            if step == "still_of":  # a move while training runs
+                new = Placement(*map(tuple, places))
+                BackgroundMove(range(last + 1)).begin(layer._sluice, moving.belongings_of(layer, host.optimizer), new)
+            else:
+                host.sluice.move_experts(layer, *places)
             found.append("")
         except SluiceError as error:
             found.append(f"{type(error).__name__}: {error}")

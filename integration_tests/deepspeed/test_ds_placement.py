@@ -241,7 +241,7 @@ def test_Move_ARankIsLost_AllLiesWhereItLay(ranks2: Ranks, step: str, is_torn: b
     assert "lost" in said and as_before and bool(torn) == is_torn, (said, torn)
 
 
-@pytest.mark.parametrize("step", ["content_of", "_transfer"])
+@pytest.mark.parametrize("step", ["content_of", "_transfer", "still_of"])
 def test_Move_ARankHangs_IsNamedWithinTheDeadline(ranks2: Ranks, step: str) -> None:
     """The rank goes on after the other has an error: nothing has moved, and training has the bits without moves."""
     for rank, (said, seconds, as_before, same) in enumerate(

@@ -17,6 +17,7 @@ from sluice.adapters.common.migration import moving
 from sluice.adapters.common.migration.moving import Belongings, Expert, MovingLayer
 from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.common.optimizer_state import Content, Keeper
+from sluice.adapters.common.vote import Vote
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
 from sluice.errors import (
     Aborted,
@@ -94,6 +95,7 @@ class BackgroundMove:
         self._epoch += 1
         old, ranks = layer.placement, layer.moving_ranks
         slots, keeper, group = belongings
+        vote = Vote(layer.moving_name, group, ranks, wait_s=layer.moving_wait_s)
         own = ranks.index(dist.get_rank())
         moved = [e for e in range(len(old.expert_rank)) if old.expert_rank[e] != new.expert_rank[e]]
         leaving: dict[int, _Bundle] = {}
@@ -105,7 +107,7 @@ class BackgroundMove:
             )
         except Exception as error:
             refusal = refusal or f"{type(error).__name__}: {error}"
-        forms, refusal = _forms_of_all(leaving, slots, refusal, group, ranks, (old, new))
+        forms, refusal = _forms_of_all(leaving, slots, refusal, vote, ranks, (old, new))
         reused = list(leaving.values())
         try:
             for e in (e for e in moved if new.expert_rank[e] == own and not refusal):
@@ -237,7 +239,7 @@ def _forms_of_all(
     leaving: dict[int, _Bundle],
     slots: Sequence[Expert],
     refusal: str,
-    group: Any,
+    vote: Vote,
     ranks: Sequence[int],
     way: tuple[Placement, Placement],
 ) -> tuple[list[dict[int, dict[str, _Form]]], str]:
@@ -249,8 +251,7 @@ def _forms_of_all(
         }
         for e, bundle in leaving.items()
     }
-    said: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(said, (own, moving.trained_of(slots), refusal), group=group)
+    said = vote.tell((own, moving.trained_of(slots), refusal))
     why = next((f"rank {rank}: {why}" for rank, (_, _, why) in zip(ranks, said) if why), "")
     return [forms for forms, _, _ in said], why or moving.why_unlike([trained for _, trained, _ in said], *way)
 

@@ -16,7 +16,7 @@ import autoep_models as models
 import sluice
 import torch
 import torch.distributed as dist
-from cases_engines import _tensors
+from cases_engines import contents_of
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
 from sluice.adapters.deepspeed import swap
@@ -254,11 +254,7 @@ def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
     path, _ = hosts[other].load_checkpoint(folder, tag="x")
     assert path is not None
     losses = {name: train(host, 3) for name, host in hosts.items()}
-    contents = {}
-    if dist.get_rank() == 0:
-        for file in sorted(os.listdir(os.path.join(folder, "x"))):
-            data = torch.load(os.path.join(folder, "x", file), weights_only=False, map_location="cpu")
-            contents[file] = sorted(_tensors(data))
+    contents = contents_of(os.path.join(folder, "x"))
     hosts["sluice"].sluice.unswap()
     dist.barrier()
     return losses, contents

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import os
 import pickle
@@ -53,6 +54,13 @@ def _tensors(value: Any, path: str = "") -> Iterator[str]:
             yield from _tensors(inner, f"{path}/{index}")
 
 
+def contents_of(folder: str) -> dict[str, list[str]]:
+    """Returns the places and shapes of the tensors in each file of a checkpoint, on rank 0."""
+    files = sorted(os.listdir(folder)) if dist.get_rank() == 0 else []
+    read = functools.partial(torch.load, weights_only=False, map_location="cpu")
+    return {file: sorted(_tensors(read(os.path.join(folder, file)))) for file in files}
+
+
 def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
     """Makes stock load a checkpoint of Sluice, or the reverse. Returns the files' contents, and later losses."""
     sections = {"stock": None, "sluice": SLUICE}
@@ -73,11 +81,7 @@ def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: d
         for step in range(3, 6):
             losses[name].append(float(_one_step(host, step)))
             host.step()
-    contents = {}
-    if dist.get_rank() == 0:
-        for file in sorted(os.listdir(os.path.join(folder, "x"))):
-            data = torch.load(os.path.join(folder, "x", file), weights_only=False, map_location="cpu")
-            contents[file] = sorted(_tensors(data))
+    contents = contents_of(os.path.join(folder, "x"))
     hosts["sluice"].sluice.unswap()
     dist.barrier()
     return losses, contents

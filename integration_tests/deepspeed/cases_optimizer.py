@@ -324,8 +324,6 @@ def made_by_the_script(kind: str) -> dict[str, Any]:
 
 def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
     """Runs transformers' Trainer with ZeRO-Offload from its ds_config only, whose "auto" values the Trainer sets."""
-    from transformers import Trainer, TrainingArguments
-
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -342,35 +340,10 @@ def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
     else:
         config["optimizer"]["params"]["torch_adam"] = True
 
-    class Named(models.Model):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            return {"loss": super().forward(x, labels)}
-
     torch.manual_seed(0)
-    model = build([{"k": 2}])
-    model.__class__ = Named
-    torch.manual_seed(1)
-    data = [{"x": torch.randn(12, models.WIDTH), "labels": torch.randn(12, models.WIDTH)} for _ in range(64)]
-    arguments = TrainingArguments(
-        output_dir=folder,
-        max_steps=STEPS,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        weight_decay=0.1,
-        warmup_steps=2,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        seed=0,
-        deepspeed=config,
-        disable_tqdm=True,
-    )
+    arguments = {"weight_decay": 0.1, "warmup_steps": 2}
     with _no_stock_op():
-        run = Trainer(model=model, args=arguments, train_dataset=data)
-        run.train()
-    losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
+        run, losses = models.trained_by_trainer(build([{"k": 2}]), config, folder, STEPS, **arguments)
     updates = 0
     if is_ours:
         updates = _cpu_adam_of(run.deepspeed).ds_opt_adam.updates

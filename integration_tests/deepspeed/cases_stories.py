@@ -162,8 +162,6 @@ def _beside_a_plain_loop(host: Any, lengths: list[int], hot: bool) -> dict[str, 
 
 def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str, Any]:
     """Runs transformers' Trainer with DeepSpeed, and with "auto" values that the Trainer fills in."""
-    from transformers import Trainer, TrainingArguments
-
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -175,31 +173,8 @@ def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str,
     if sluice is not None:
         config["sluice"] = sluice
 
-    class Named(models.Model):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            return {"loss": super().forward(x, labels)}
-
     model = build([{"k": 2}, {"drop_tokens": False}])
-    model.__class__ = Named
-    torch.manual_seed(1)
-    data = [{"x": torch.randn(12, models.WIDTH), "labels": torch.randn(12, models.WIDTH)} for _ in range(64)]
-    arguments = TrainingArguments(
-        output_dir=folder,
-        max_steps=steps,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        seed=0,
-        deepspeed=config,
-        disable_tqdm=True,
-    )
-    run = Trainer(model=model, args=arguments, train_dataset=data)
-    run.train()
-    losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
+    run, losses = models.trained_by_trainer(model, config, folder, steps)
     kinds = [type(moe.deepspeed_moe).__name__ for moe in model.moes]
     if sluice is not None:
         run.deepspeed.sluice.unswap()

@@ -228,3 +228,22 @@ def train(
         host.sluice.unswap()
     host.destroy()
     return result
+
+
+def trained_by_trainer(model: Model, config: dict[str, Any], folder: str, steps: int, **arguments: Any) -> Any:
+    """Returns transformers' Trainer after a training of the model, and its losses."""
+    from transformers import Trainer, TrainingArguments
+
+    class Named(Model):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"loss": super().forward(x, labels)}
+
+    model.__class__ = Named
+    torch.manual_seed(1)
+    data = [{"x": torch.randn(12, WIDTH), "labels": torch.randn(12, WIDTH)} for _ in range(64)]
+    arguments |= {"output_dir": folder, "max_steps": steps, "deepspeed": config, "learning_rate": 1e-2, "seed": 0}
+    arguments |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
+    quiet = {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    run = Trainer(model=model, args=TrainingArguments(**arguments, **quiet), train_dataset=data)
+    run.train()
+    return run, [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]

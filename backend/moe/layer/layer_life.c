@@ -93,7 +93,7 @@ static void settle_copies(sluice_moe_t* moe) {
   sluice_moe_config_t* c = &moe->shape.config;
   const sluice_context_t* context = moe->context;
   sluice_policy_hook_t* hook = context->policy_hook;
-  const int has_copies = context->world_size > 1 && c->top_k > 1 && !context->rows->is_device && !c->reuse &&
+  const int has_copies = context->world_size > 1 && c->top_k > 1 && !c->reuse &&
                          c->exchange_mode == SLUICE_EXCHANGE_EXACT && !sluice_makes_plans(moe);
   moe->kind = kind_of(moe, context->world_size); /* the kind that imported decisions have, if the layer stays open */
   const int is_chosen = hook != NULL && hook->vtable->chooses_copies != NULL && hook->vtable->chooses_copies(hook, moe);

@@ -234,7 +234,7 @@ static sluice_status_t run(sluice_pass_t* pass) {
   sluice_pass_report_t* enqueued = &pass->moe->decision.enqueued[pass->schedule->spec.direction];
   enqueued->pass_ns = 0;
   const sluice_pass_lanes_t* lanes = sluice_pass_lanes(pass);
-  int is_marked = lanes->mark(pass, 0) == SLUICE_OK;
+  if (!pass->is_marked) pass->is_marked = lanes->mark(pass, 0) == SLUICE_OK;
   pass->has_begun = 1;
   lanes->begin_op_times(pass);
   uint64_t begin_ns = sluice_now_ns();
@@ -246,7 +246,7 @@ static sluice_status_t run(sluice_pass_t* pass) {
   /* Join in any case: lanes may be running submitted jobs. join reports the first failure. */
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;
-  int has_end = is_marked && status == SLUICE_OK && lanes->mark(pass, 1) == SLUICE_OK;
+  int has_end = pass->is_marked && status == SLUICE_OK && lanes->mark(pass, 1) == SLUICE_OK;
   if (status == SLUICE_OK) {
     lanes->take_op_times(pass, begin_ns);
     record(pass);

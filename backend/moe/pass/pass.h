@@ -95,6 +95,7 @@ typedef struct sluice_pass_s {
   int32_t is_bounded;               /* the plan has room for it, and its templates keep to the plan's rings */
   int32_t captured;                 /* the host's stream is being captured into a graph */
   int32_t has_device_times;         /* times are measured on the device */
+  int32_t is_marked;                /* lanes have marked its begin, for its time */
   int32_t has_begun;                /* ops are being submitted: rows may have been sent */
   int32_t is_complete; /* every op was submitted: exchanges ran even after a failure, so the ranks are in step */
   uint64_t begin_ns, end_ns;

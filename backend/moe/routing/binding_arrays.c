@@ -65,7 +65,8 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
   sluice_binding_init(b, moe, num_chunks, num_tokens);
   SLUICE_TRY(sluice_binding_check_routes(moe, num_tokens));
   uint64_t num_experts = (uint64_t)moe->shape.config.num_experts;
-  uint64_t bytes = sluice_binding_arena_bytes(&moe->shape, num_chunks, num_tokens);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  uint64_t bytes = sluice_binding_arena_bytes(&shape, num_chunks, num_tokens);
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding, bytes, "routes and offsets of a pass"));
   sluice_arena_t* arena = &b->memory->binding;
   int64_t room = sluice_binding_room(&moe->shape, num_chunks, num_tokens);

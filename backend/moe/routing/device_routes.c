@@ -11,17 +11,18 @@
 #include "backend/moe/routing/routes.h"
 
 static void place(sluice_binding_t* b, void* routes) {
-  uint64_t bytes = sluice_device_order_bytes(&b->moe->shape, b->num_tokens);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  uint64_t bytes = sluice_device_order_bytes(&shape, b->num_tokens);
   b->order = routes;
   b->order_token = (int32_t*)(void*)((char*)routes + bytes);
   b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
-  if (sluice_shape_has_device_token_copies(&b->moe->shape)) {
+  if (sluice_shape_has_device_token_copies(&shape)) {
     char* at = (char*)b->position + sluice_align_up((uint64_t)(b->num_tokens * b->top_k) * sizeof(int32_t));
     b->token_copies.token = (int32_t*)(void*)at;
     b->token_copies.position_of_token =
-        (int32_t*)(void*)(at + sluice_device_token_copy_tokens_bytes(&b->moe->shape, b->num_tokens));
+        (int32_t*)(void*)(at + sluice_device_token_copy_tokens_bytes(&shape, b->num_tokens));
   }
-  int64_t of_chunk = sluice_shape_capacity(&b->moe->shape) * b->moe->shape.config.num_experts;
+  int64_t of_chunk = sluice_shape_capacity(&shape) * shape.config.num_experts;
   for (int32_t i = 0; i <= b->num_chunks; ++i) {
     b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
   }
@@ -49,6 +50,7 @@ static void sum_sent(sluice_binding_t* b) {
 
 /* counts: [n][E + 1], as the device wrote them. */
 static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
+  const sluice_shape_t shape = sluice_binding_shape(b);
   int32_t num_experts = b->moe->shape.config.num_experts;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t* of_chunk = counts + (int64_t)i * (num_experts + 1);
@@ -56,7 +58,7 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
     memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
   }
   sum_sent(b);
-  if (!sluice_shape_has_device_token_copies(&b->moe->shape)) return SLUICE_OK;
+  if (!sluice_shape_has_device_token_copies(&shape)) return SLUICE_OK;
   const int32_t* token_copies = counts + (int64_t)b->num_chunks * (num_experts + 1);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     memcpy(b->token_copies.send_counts + (int64_t)i * b->world_size, token_copies + (int64_t)i * (b->world_size + 1),
@@ -66,12 +68,11 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
 }
 
 /* Size of a host table of ranks by expert. */
-static uint64_t ranks_bytes_of(const sluice_moe_t* moe) {
-  return sluice_shape_has_device_token_copies(&moe->shape) ? (uint64_t)moe->shape.config.num_experts * sizeof(int32_t)
-                                                           : 0;
+static uint64_t ranks_bytes_of(const sluice_shape_t* shape) {
+  return sluice_shape_has_device_token_copies(shape) ? (uint64_t)shape->config.num_experts * sizeof(int32_t) : 0;
 }
-static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
-  for (int32_t e = 0; e < moe->shape.config.num_experts && sluice_shape_has_device_token_copies(&moe->shape); ++e) {
+static void fill_ranks(const sluice_moe_t* moe, const sluice_shape_t* shape, int32_t* ranks) {
+  for (int32_t e = 0; e < shape->config.num_experts && sluice_shape_has_device_token_copies(shape); ++e) {
     ranks[e] = 0;
     while (moe->expert_position[e] >= moe->first_position[ranks[e] + 1]) ++ranks[e];
   }
@@ -81,9 +82,10 @@ static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
 static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_device_routes_t* routes,
                                     const int32_t* ranks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
+  const sluice_shape_t shape = sluice_binding_shape(b);
   const sluice_device_scratch_t scratch = context->rows->routing_scratch(context->device);
   b->token_copies.sent_route_index =
-      sluice_arena_take(&b->memory->routes, sluice_device_route_index_bytes(&moe->shape, b->num_tokens));
+      sluice_arena_take(&b->memory->routes, sluice_device_route_index_bytes(&shape, b->num_tokens));
   const sluice_device_token_copies_t token_copies = {
       .ids = routes->ids,
       .ids_t = routes->ids_t,
@@ -102,7 +104,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
       .position_of_token = b->token_copies.position_of_token,
       .route_index = b->token_copies.sent_route_index,
       .scratch = sluice_arena_take(&b->memory->routes,
-                                   sluice_device_token_copy_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
+                                   sluice_device_token_copy_scratch_bytes(&shape, &scratch, b->num_tokens)),
   };
   return context->device->memory->routing->number_token_copies(context->device, stream, &token_copies);
 }
@@ -115,12 +117,13 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
   sluice_context_t* context = moe->context;
   const sluice_routing_kernels_t* kernels = context->device->memory->routing;
   const sluice_device_scratch_t scratch = context->rows->routing_scratch(context->device);
-  int32_t num_experts = moe->shape.config.num_experts;
-  uint64_t counts_bytes = sluice_device_counts_bytes(&moe->shape, b->num_chunks);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  int32_t num_experts = shape.config.num_experts;
+  uint64_t counts_bytes = sluice_device_counts_bytes(&shape, b->num_chunks);
   uint64_t scratch_bytes = kernels->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
-  uint64_t routes_bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens);
-  uint64_t token_copies_bytes = sluice_device_route_index_bytes(&moe->shape, b->num_tokens) +
-                                sluice_device_token_copy_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
+  uint64_t routes_bytes = sluice_binding_routes_bytes(&shape, b->num_tokens);
+  uint64_t token_copies_bytes = sluice_device_route_index_bytes(&shape, b->num_tokens) +
+                                sluice_device_token_copy_scratch_bytes(&shape, &scratch, b->num_tokens);
   SLUICE_TRY(sluice_arena_reset(&b->memory->routes,
                                 routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + token_copies_bytes,
                                 "routes on the device"));
@@ -139,13 +142,13 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
       .order = b->order,
       .order_token = b->order_token,
       .position = b->position,
-      .capacity = sluice_shape_capacity(&moe->shape),
+      .capacity = sluice_shape_capacity(&shape),
       .drop_counters = drop_counters,
   };
   routes.scratch = sluice_arena_take(&b->memory->routes, scratch_bytes);
   *out_counts = routes.counts;
   SLUICE_TRY(kernels->route(context->device, stream, &routes));
-  return sluice_shape_has_device_token_copies(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
+  return sluice_shape_has_device_token_copies(&shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
 }
 
 static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
@@ -153,12 +156,13 @@ static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sl
   sluice_context_t* context = moe->context;
   int64_t* cursor = NULL;
   int32_t* there = NULL;
-  uint64_t bytes = sluice_device_counts_bytes(&moe->shape, num_chunks);
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
-  SLUICE_TRY(sluice_arena_reset(&b->memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  const uint64_t bytes = sluice_device_counts_bytes(&shape, num_chunks), ranks_bytes = ranks_bytes_of(&shape);
+  SLUICE_TRY(sluice_arena_reset(&b->memory->scratch, sluice_align_up(bytes) + ranks_bytes, "counts of a pass"));
   int32_t* counts = sluice_arena_take(&b->memory->scratch, bytes);
-  int32_t* ranks = sluice_arena_take(&b->memory->scratch, ranks_bytes_of(moe));
-  fill_ranks(moe, ranks);
+  int32_t* ranks = sluice_arena_take(&b->memory->scratch, ranks_bytes);
+  fill_ranks(moe, &shape, ranks);
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks, b, &there));
   SLUICE_TRY(context->rows->read(context, stream, there, counts, bytes));
   SLUICE_TRY(take_counts(b, counts));
@@ -185,12 +189,13 @@ static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, slu
   uint64_t token_copy_scratch =
       sluice_device_token_copy_scratch_bytes(&moe->shape, &device_scratch, expert_ids->shape[0]);
   SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
-  SLUICE_TRY(sluice_arena_reset(&memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
+  SLUICE_TRY(
+      sluice_arena_reset(&memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(&moe->shape), "counts of a pass"));
   SLUICE_TRY(sluice_arena_reset(&memory->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + token_copy_scratch,
                                 "routes on the device"));
   int32_t* there = sluice_arena_take(&memory->routes, bytes);
   int32_t* counts = sluice_arena_take(&memory->scratch, bytes);
-  fill_ranks(moe, ranks_behind(moe, counts));
+  fill_ranks(moe, &moe->shape, ranks_behind(moe, counts));
   const sluice_device_blocks_t blocks = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
@@ -301,7 +306,8 @@ static const int32_t* find(sluice_binding_t* b, const int32_t* at) {
 }
 
 static uint64_t kept_bytes(const sluice_binding_t* b) {
-  return sluice_binding_routes_bytes(&b->moe->shape, b->num_tokens);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  return sluice_binding_routes_bytes(&shape, b->num_tokens);
 }
 
 static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {

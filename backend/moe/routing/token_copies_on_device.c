@@ -12,7 +12,8 @@
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
 static uint64_t kept_bytes(const sluice_binding_t* b) {
-  return sluice_token_copies_kept_bytes_of(&b->moe->shape, b->token_copies.first_arrived[b->num_chunks], b->num_rows);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  return sluice_token_copies_kept_bytes_of(&shape, b->token_copies.first_arrived[b->num_chunks], b->num_rows);
 }
 
 static void place_kept(sluice_binding_t* b, void* kept) {

@@ -60,6 +60,8 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
   binding->max_tokens = handshake->max_tokens; /* binding again resets the binding */
   SLUICE_TRY(sluice_binding_finish(binding));
   if (binding->copies->exchange != NULL) {
+    /* The time of a pass includes its tables, so that a race between rows and copies compares all of their work. */
+    f->pass.is_marked = sluice_pass_lanes(&f->pass)->mark(&f->pass, 0) == SLUICE_OK;
     sluice_binding_stops(&f->pass.host);
     SLUICE_TRY(binding->copies->exchange(binding, f->pass.stream));
     sluice_binding_starts(&f->pass.host);

@@ -365,10 +365,10 @@ enum {
   /* NONE, RANKS or, where the context has several nodes of several ranks, NODES: whichever makes a step faster. The
    * layer starts with NONE. A value that is predicted to be 1 % faster runs alternately with NONE as ordinary steps,
    * and is used if it is also 1 % faster in these steps. In mode MODEL the prediction alone decides. The layer stays
-   * with NONE on a single rank, with top_k 1, with callback experts, on CUDA, under a budget or a plan, with `reuse`,
-   * with exchange_mode CAPACITY, for the split calls, and where the tuner has no machine for the layer or measures
-   * without one (mode PROFILE). All ranks make the same choice. The last bits of a run depend on the choice; a forward
-   * that is repeated uses the choice of the first. */
+   * with NONE on a single rank, with top_k 1, with callback experts, under a budget or a plan, with `reuse`, with
+   * exchange_mode CAPACITY, for the split calls, and where the tuner has no machine for the layer or measures without
+   * one (mode PROFILE). On CUDA it does not choose NODES. All ranks make the same choice. The last bits of a run depend
+   * on the choice; a forward that is repeated uses the choice of the first. */
   SLUICE_DEDUPLICATE_ANY = 4
 };
 

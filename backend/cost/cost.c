@@ -240,11 +240,12 @@ static double second_matrices(const op_scene_t* s) {
   return 1 + low_rank(s, (double)s->work->hidden_width, (double)s->work->model_width);
 }
 
-/* The GEMMs of weight gradients, in the same units. Adapters need both products again, and two gradients each. */
+/* The GEMMs of weight gradients, in the same units. Adapters need the product with A again, and two gradients each. */
 static double trained_matrices(const op_scene_t* s) {
-  const double all = s->work->gate_factor + 1;
+  const double g = s->work->gate_factor, all = g + 1;
   if (s->work->lora_rank == 0) return s->work->is_frozen ? 0 : all;
-  return 2 * (first_matrices(s) + second_matrices(s) - all);
+  const double in = (double)s->work->model_width + (double)s->work->hidden_width; /* of both linear layers */
+  return first_matrices(s) + second_matrices(s) - all + low_rank(s, in, 0);
 }
 
 static double expert_forward(const op_scene_t* s) {

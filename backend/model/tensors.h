@@ -33,7 +33,7 @@ typedef enum sluice_tensor_kind_e {
                             back */
   SLUICE_T_NODE,         /* two levels: rows from other nodes to be forwarded in this node, or sums of this node's ranks
                             for other nodes */
-  SLUICE_T_LOW,          /* rows times one factor of an adapter [rows, 2 * lora_rank], within an op */
+  SLUICE_T_LOW,          /* rows times one factor of an adapter [rows, 2 * lora_rank], within a chunk's ops */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 

@@ -5,7 +5,7 @@
 
 #include "backend/schedule/schedule.h"
 
-#define SLUICE_OP_TABLE_ACCESSES 5
+#define SLUICE_OP_TABLE_ACCESSES 6
 
 /* Bits of the passes that may contain an op. */
 enum { SLUICE_OP_IN_FORWARD = 1 << SLUICE_FORWARD, SLUICE_OP_IN_BACKWARD = 1 << SLUICE_BACKWARD };

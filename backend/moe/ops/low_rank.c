@@ -356,11 +356,21 @@ static sluice_status_t make_product(sluice_pass_t* pass, const sluice_op_t* op, 
   return p->term->scale == 1.0f ? SLUICE_OK : for_blocks(pass, op, 0, 1, scale_product, p);
 }
 
-sluice_status_t sluice_low_products(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
-                                    const sluice_low_term_t* term) {
+sluice_status_t sluice_low_p(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                             const sluice_low_term_t* term) {
   const int32_t x = linear == SLUICE_LINEAR_DOWN ? SLUICE_T_DACT : SLUICE_T_DI; /* dT_ACT holds w act by then */
-  SLUICE_TRY(make_product(pass, op, &(product_t){term, x, 0, 0}));
-  return make_product(pass, op, &(product_t){term, rows_of_linear[linear].g, 1, 1});
+  return make_product(pass, op, &(product_t){term, x, 0, 0});
+}
+
+/* The half of T_LOW in which sluice_low_backward leaves U of a linear layer's only term. */
+static int32_t half_of(sluice_linear_t linear) { return linear == SLUICE_LINEAR_DOWN; }
+
+sluice_status_t sluice_low_u(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                             const sluice_low_term_t* term, int32_t* out_half) {
+  sluice_low_term_t terms[SLUICE_MAX_LOW_TERMS];
+  const int is_kept = pass->schedule->spec.dgrad && sluice_low_terms(pass, SLUICE_LINEAR_UP, terms) <= 1;
+  *out_half = is_kept ? half_of(linear) : 1;
+  return is_kept ? SLUICE_OK : make_product(pass, op, &(product_t){term, rows_of_linear[linear].g, 1, 1});
 }
 
 /* ---- the second products: the terms themselves ---- */
@@ -429,10 +439,11 @@ sluice_status_t sluice_low_backward(sluice_pass_t* pass, const sluice_op_t* op, 
   const int32_t count = sluice_low_terms(pass, linear, terms);
   *out_beta = count > 0 ? 1 : 0;
   for (int32_t i = 0; i < count; ++i) {
-    SLUICE_TRY(make_product(pass, op, &(product_t){&terms[i], rows_of_linear[linear].g, 1, i}));
+    const int32_t half = count == 1 ? half_of(linear) : i;
+    SLUICE_TRY(make_product(pass, op, &(product_t){&terms[i], rows_of_linear[linear].g, 1, half}));
   }
   for (int32_t i = 0; i < count; ++i) {
-    const addend_t one = {&terms[i], i, rows_of_linear[linear].dx};
+    const addend_t one = {&terms[i], count == 1 ? half_of(linear) : i, rows_of_linear[linear].dx};
     SLUICE_TRY(for_blocks(pass, op, i == 0 ? 0 : 1, 1, add_backward, &one));
   }
   return SLUICE_OK;

@@ -3,8 +3,9 @@
  * multiplies, Y = X W^T and G the gradient of Y,
  *   Y  += P B^T with P = s X A^T          X's gradient += U A with U = s G B
  *   dB  = G^T P                            dA = U^T X
- * P and U lie in T_LOW and are computed again when needed. A term is written before the large GEMM, which then adds to
- * it: the additional rounding affects only the small addend. Private to moe. */
+ * P and U lie in T_LOW. P is computed again when needed, and U if a linear layer has two terms. A term is written
+ * before the large GEMM, which then adds to it: the additional rounding affects only the small addend. Private to moe.
+ */
 #ifndef SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_
 #define SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_
 
@@ -35,10 +36,14 @@ sluice_status_t sluice_low_forward(sluice_pass_t* pass, const sluice_op_t* op, s
 sluice_status_t sluice_low_backward(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
                                     float* out_beta);
 
-/* Computes P and U of a term for weight gradients, in the halves of T_LOW's rows, of the op's chunk or all chunks. */
-sluice_status_t sluice_low_products(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
-                                    const sluice_low_term_t* term);
-/* Rows of P (second 0) or U (second 1) at `rows`, an address in T_LOW. */
+/* Computes P of a term for the gradient of B, in the first half of T_LOW's rows, of the op's chunk or all chunks. */
+sluice_status_t sluice_low_p(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                             const sluice_low_term_t* term);
+/* The same of U for the gradient of A, in out_half: nothing is computed if sluice_low_backward has left U of both
+ * linear layers there, each in a half. Must be called before sluice_low_p, which writes over U of [W1; W3]. */
+sluice_status_t sluice_low_u(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                             const sluice_low_term_t* term, int32_t* out_half);
+/* Columns of a half of T_LOW at `rows`, an address in T_LOW. */
 sluice_matrix_t sluice_low_matrix(const sluice_pass_t* pass, void* rows, int32_t second);
 
 /* Hash of what a forward and its backward must share: which adapters there are, their ranks and scales; 0: none. */

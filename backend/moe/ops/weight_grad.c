@@ -46,6 +46,7 @@ static int is_bias(int member) { return member >= B1 && member <= B2; }
 typedef struct walk_s {
   sluice_linear_t linear;
   const sluice_low_term_t* term;           /* NULL: the parameters */
+  int32_t half;                            /* of T_LOW, in which U is; P is in the first */
   const sluice_tensor_t* all[NUM_MEMBERS]; /* gradients that this walk writes; NULL: not wanted, or of another walk */
 } walk_t;
 
@@ -116,7 +117,7 @@ static sluice_status_t add_adapter(batch_t* batch, int32_t chunk, int32_t e, con
   const uint64_t element = sluice_dtype_bytes(c->dtype);
   const int64_t rows = sluice_rows_of_expert(pass, chunk, e), hidden = c->hidden_width;
   void* low = rows_at(pass, SLUICE_T_LOW, chunk, e);
-  const sluice_matrix_t p = sluice_low_matrix(pass, low, 0), u = sluice_low_matrix(pass, low, 1);
+  const sluice_matrix_t p = sluice_low_matrix(pass, low, 0), u = sluice_low_matrix(pass, low, batch->walk->half);
   void* dy = rows_at(pass, is_down ? SLUICE_T_DDO : SLUICE_T_DM, chunk, e);
   const int64_t width = is_down ? c->model_width : pass->moe->shape.gate_factor * hidden;
   const sluice_matrix_t g = sluice_rows_matrix(dy, width, term->first, element);
@@ -293,24 +294,27 @@ static sluice_status_t add_walk(sluice_pass_t* pass, const sluice_op_t* op, cons
   return batch.rounds_late ? round_all(&batch, op->chunk, first_sums) : run_batch(&batch);
 }
 
-/* Sets up the walk of an adapter; returns whether any of its gradients is wanted. */
-static int take_adapter(const sluice_tensor_t* const* all, walk_t* walk) {
-  const int32_t a = walk->term->parameter;
-  walk->all[a] = all[a], walk->all[a + 1] = all[a + 1];
-  if (walk->term->b_lower != NULL) walk->all[SLUICE_LB3] = all[SLUICE_LB3];
-  return walk->all[a] != NULL || walk->all[a + 1] != NULL || walk->all[SLUICE_LB3] != NULL;
+/* Adds gradients of an adapter: first that of A, since P takes the place of U. */
+static sluice_status_t add_term(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* const* all,
+                                sluice_linear_t linear, const sluice_low_term_t* term) {
+  const int32_t a = term->parameter;
+  walk_t of_a = {.linear = linear, .term = term}, of_b = of_a;
+  of_a.all[a] = all[a], of_b.all[a + 1] = all[a + 1];
+  if (term->b_lower != NULL) of_b.all[SLUICE_LB3] = all[SLUICE_LB3];
+  if (all[a] != NULL) {
+    SLUICE_TRY(sluice_low_u(pass, op, linear, term, &of_a.half));
+    SLUICE_TRY(add_walk(pass, op, &of_a, 0));
+  }
+  if (all[a + 1] == NULL && of_b.all[SLUICE_LB3] == NULL) return SLUICE_OK;
+  SLUICE_TRY(sluice_low_p(pass, op, linear, term));
+  return add_walk(pass, op, &of_b, 0);
 }
 
 static sluice_status_t add_adapters(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* const* all) {
   for (int32_t linear = SLUICE_LINEAR_UP; linear <= SLUICE_LINEAR_DOWN; ++linear) {
     sluice_low_term_t terms[SLUICE_MAX_LOW_TERMS];
     const int32_t count = sluice_low_terms(pass, (sluice_linear_t)linear, terms);
-    for (int32_t i = 0; i < count; ++i) {
-      walk_t walk = {.linear = (sluice_linear_t)linear, .term = &terms[i]};
-      if (!take_adapter(all, &walk)) continue;
-      SLUICE_TRY(sluice_low_products(pass, op, walk.linear, walk.term));
-      SLUICE_TRY(add_walk(pass, op, &walk, 0));
-    }
+    for (int32_t i = 0; i < count; ++i) SLUICE_TRY(add_term(pass, op, all, (sluice_linear_t)linear, &terms[i]));
   }
   return SLUICE_OK;
 }

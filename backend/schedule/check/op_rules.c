@@ -41,6 +41,9 @@ sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec
   }
   if (spec->dedup == SLUICE_DEDUPLICATE_NODES) between_nodes(kind, &rule);
   if (spec->low_rank && has_low_rank_terms(kind)) rule.writes[rule.num_writes++] = T(LOW);
+  /* GEMM2_GRAD and GEMM1_GRAD leave products for WEIGHT_GRAD. */
+  const int reads_low = kind == SLUICE_OP_GEMM1_GRAD || (kind == SLUICE_OP_WEIGHT_GRAD && spec->dgrad);
+  if (spec->low_rank && reads_low) rule.reads[rule.num_reads++] = T(LOW);
   if (!spec->single_rank) return rule;
   if (rule.lane == SLUICE_LANE_COMM) rule.lane = SLUICE_LANE_COMPUTE;
   /* With one rank, rows are read from the tokens and summed into them directly. */

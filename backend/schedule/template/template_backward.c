@@ -126,6 +126,7 @@ static void add_weight_grad(sluice_builder_t* b, const sluice_template_spec_t* s
   sluice_op_read(b, w, SLUICE_T_ROUTE); /* for the gradient of b2 */
   sluice_op_read(b, w, SLUICE_T_DM);
   sluice_op_read(b, w, SLUICE_T_DACT);
+  if (spec->low_rank && spec->dgrad) sluice_op_read(b, w, SLUICE_T_LOW); /* what the chunk's gradients left there */
   sluice_op_write(b, w, SLUICE_T_DW);
   sluice_op_write_low(b, spec, w);
 }
@@ -167,6 +168,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, i);
   sluice_op_read(b, g1, SLUICE_T_DM);
   sluice_op_write(b, g1, SLUICE_T_DDI);
+  if (spec->low_rank) sluice_op_read(b, g1, SLUICE_T_LOW); /* leaves what GEMM2_GRAD has written for weight_grad */
   sluice_op_write_low(b, spec, g1);
 }
 

@@ -5,31 +5,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
-import cpuinfo
-import deepspeed
 import ds_models as models
 import ds_moe_table
+import ds_pairs
 import pair_compare
-import sluice.optim
 import torch
 import torch.distributed as dist
-from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime import utils
 from pair_compare import Run, Tolerance
 from shuffles import shuffled
 from sluice.adapters.deepspeed.moe import moving
 
-cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam calls it, which starts processes
 STEPS, SAVED_AFTER = 6, 3
-EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
 # The tolerances of integration_tests/deepspeed/test_ds_parity.py.
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5, counts=False)
@@ -94,35 +88,11 @@ def _engine(row: dict[str, str], section: dict[str, Any] | None, seed: int) -> A
     if tolerance(row) is ROUNDED:
         _decide_gates(model)
     _freeze(model, row["frozen"])
-    is_key = section is not None and row["optimizer"] in ("keyadam", "offload")
-    rate = _rate(row)
-    adam: dict[str, Any] = {
-        "lr": rate,
-        "weight_decay": 0.01,
-        "eps": EPSILON,
-        **({} if is_key else {"torch_adam": True}),
-    }
-    zero: dict[str, Any] = {"stage": int(row["zero"][-1])}
-    if row["optimizer"] == "offload":
-        zero["offload_optimizer"] = {"device": "cpu"}
-    config = models.ds_config(
+    host = ds_pairs.initialized(
+        *(row, section, model, _rate(row), True),
         gradient_clipping=0.5 if row["clipping"] == "clip" else 0.0,
         gradient_accumulation_steps=2 if row["accumulation"] == "twosteps" else 1,
-        zero_optimization=zero,
-        zero_force_ds_cpu_optimizer=False,
-        zero_allow_untested_optimizer=True,
-        optimizer={"type": "AdamW", "params": adam},
-        **({"bf16": {"enabled": True}} if row["dtype"] == "bf16" else {}),
-        **({} if section is None else {"sluice": section}),
     )
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    client = None
-    if row["optimizer"] == "suboptim":
-        del config["optimizer"]
-        kind = torch.optim.AdamW if section is None else sluice.optim.AdamW
-        groups = split_params_into_different_moe_groups_for_optimizer({"params": trained, "name": "all"})
-        client = kind(groups, lr=rate, weight_decay=0.01, eps=EPSILON)
-    host = deepspeed.initialize(model=model, model_parameters=trained, optimizer=client, config=config)[0]
     if section is not None:
         assert len(host.sluice.layers) == 2, host.sluice.refused
     return host
@@ -180,15 +150,6 @@ def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
     run.norms += [] if norm is None else [float(norm)]
 
 
-def _files(folder: str) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a checkpoint, by file and path in it."""
-    found = {}
-    for file in sorted(os.listdir(folder)):
-        data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")
-        found.update(pair_compare.tensors_in(data, file))
-    return found
-
-
 def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
     run, host = Run(), _engine(row, section, seed=0)
     run.start = {name: p.detach().clone() for name, p in host.module.named_parameters()}
@@ -199,16 +160,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
             with _norms_noted(run):
                 _step(row, host, step, run)
             if step == SAVED_AFTER - 1 and row["saving"] == "saved":
-                host.save_checkpoint(folder, tag="x")
-                dist.barrier()
-                old, host = host, _engine(row, section, seed=1)
-                _end(old)
-                path, _ = host.load_checkpoint(folder, tag="x")
-                assert path is not None
-                if dist.get_rank() == 0:  # each class of optimizers has its own file format
-                    files = _files(os.path.join(folder, "x"))
-                    is_one_class = row["optimizer"] in ("torchadam", "suboptim")
-                    run.saved = {k: v for k, v in files.items() if is_one_class or "optim" not in k}
+                host = ds_pairs.saved_and_loaded(row, host, functools.partial(_engine, row, section, 1), folder, run)
         if section is not None:
             is_skewed = row["moves"] == "placed" and row["rows"] == "idle" and row["ep"] == "ep2"
             if is_skewed and row["frozen"] != "fzsome":  # its trained experts may have no valid placement
@@ -222,15 +174,8 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
         with torch.no_grad():
             run.evaluations.append(float(host(*_batch(row, 100))))
     finally:
-        _end(host)
+        ds_pairs.end(host)
     return run
-
-
-def _end(host: Any) -> None:
-    if hasattr(host, "sluice"):
-        with contextlib.suppress(Exception):  # the failure itself is reported
-            host.sluice.unswap()
-    host.destroy()
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:

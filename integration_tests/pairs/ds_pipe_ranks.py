@@ -5,28 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
 import cases_pipeline
-import cpuinfo
-import deepspeed
-import ds_models
+import ds_pairs
 import ds_pipe_table
 import pair_compare
 import pipe_models
-import sluice.optim
 import torch
 import torch.distributed as dist
-from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from pair_compare import BITS, Run, Tolerance
 
-cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam calls it, which starts processes
 STEPS, SAVED_AFTER, STAGES = 6, 3, 2
-EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
 # Tolerances of experts are from test_ds_pipe_parity.py, of Adam from test_ds_optimizer.py. NORM: after layers have
 # moved, the norm sums squares in another order (docs/deepspeed-pipeline.md, Layers that move between stages).
 NORM = 1e-6
@@ -77,38 +70,13 @@ def _net(row: dict[str, str], seed: int) -> Any:
 
 def _engine(row: dict[str, str], section: dict[str, Any] | None, seed: int) -> Any:
     net = _net(row, seed)
-    is_key = section is not None and row["optimizer"] in ("keyadam", "offload")
-    adam: dict[str, Any] = {
-        "lr": 1e-2,
-        "weight_decay": 0.01,
-        "eps": EPSILON,
-        **({} if is_key else {"torch_adam": True}),
-    }
-    zero: dict[str, Any] = {"stage": int(row["zero"][-1])}
-    if row["optimizer"] == "offload":
-        zero["offload_optimizer"] = {"device": "cpu"}
-    config = ds_models.ds_config(
+    return ds_pairs.initialized(
+        *(row, section, net, 1e-2, row["model"] == "experts"),
         train_micro_batch_size_per_gpu=pipe_models.ROWS,
         gradient_accumulation_steps=int(row["batches"][1:]),
         gradient_clipping=0.1 if row["clipping"] == "clip" else 0.0,
-        zero_optimization=zero,
-        zero_force_ds_cpu_optimizer=False,
-        zero_allow_untested_optimizer=True,
-        optimizer={"type": "AdamW", "params": adam},
-        **({"bf16": {"enabled": True}} if row["dtype"] == "bf16" else {}),
-        **({"pipeline": {"use_reentrant": row["checkpointing"] == "reentrant"}}),
-        **({} if section is None else {"sluice": section}),
+        pipeline={"use_reentrant": row["checkpointing"] == "reentrant"},
     )
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    client = None
-    if row["optimizer"] == "suboptim":
-        del config["optimizer"]
-        kind = torch.optim.AdamW if section is None else sluice.optim.AdamW
-        groups: Any = trained
-        if row["model"] == "experts":
-            groups = split_params_into_different_moe_groups_for_optimizer({"params": trained, "name": "all"})
-        client = kind(groups, lr=1e-2, weight_decay=0.01, eps=EPSILON)
-    return deepspeed.initialize(model=net, model_parameters=trained, optimizer=client, config=config)[0]
 
 
 def _data(row: dict[str, str], step: int, count: int) -> Any:
@@ -146,39 +114,15 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
             if step == SAVED_AFTER - 1 and row["saving"] == "saved":
                 if section is not None and list(host.module.parts) != home:  # stock's new model has these parts
                     host.sluice.move_layers(home)
-                host.save_checkpoint(folder, tag="x")
-                dist.barrier()
-                old, host = host, _engine(row, section, seed=1)
-                _end(old)
-                path, _ = host.load_checkpoint(folder, tag="x")
-                assert path is not None
-                if dist.get_rank() == 0:
-                    run.saved = _files(row, os.path.join(folder, "x"))
+                host = ds_pairs.saved_and_loaded(row, host, functools.partial(_engine, row, section, 1), folder, run)
         if section is not None:
             assert host.sluice.pipeline.stats()["batches"] > 0
             if list(host.module.parts) != home:
                 host.sluice.move_layers(home)
         run.parameters = {name: p.detach().clone() for name, p in host.module.named_parameters()}
     finally:
-        _end(host)
+        ds_pairs.end(host)
     return run
-
-
-def _files(row: dict[str, str], folder: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a checkpoint, with the optimizer's if both trainings have the same class of it."""
-    found = {}
-    for file in sorted(os.listdir(folder)):
-        data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")
-        found.update(pair_compare.tensors_in(data, file))
-    is_one_class = row["optimizer"] in ("torchadam", "suboptim")
-    return {name: tensor for name, tensor in found.items() if is_one_class or "optim" not in name}
-
-
-def _end(host: Any) -> None:
-    if hasattr(host, "sluice"):
-        with contextlib.suppress(Exception):  # the failure itself is reported
-            host.sluice.unswap()
-    host.destroy()
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:

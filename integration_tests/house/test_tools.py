@@ -192,8 +192,8 @@ def test_TemporaryFolders_AreMadeByWhatRemovesThem(root):
     assert found == LASTING_FILES.split()
 
 
-LONG = ['        ":' + "b" * 60 + '",\n', '        "//' + "c" * 60 + '",\n']  # together too long for one line
-GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n' + "".join(LONG) + "    ],\n)\n"
+MEMBERS = ['        ":' + "b" * 60 + '",\n', '        "//' + "c" * 60 + '",\n']  # together too long for one line
+GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n' + "".join(MEMBERS) + "    ],\n)\n"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n' + "".
         (GOOD, None),
         (GOOD.replace(" = ", "="), GOOD),
         (GOOD.replace('"a.c"', "'a.c'"), GOOD),
-        (GOOD.replace("".join(LONG), "".join(LONG[::-1])), GOOD),
+        (GOOD.replace("".join(MEMBERS), "".join(MEMBERS[::-1])), GOOD),
         (GOOD.replace("    name", "\tname"), GOOD),
         (GOOD.replace('["a.c"]', '[\n        "a.c",\n    ]'), GOOD),
         (GOOD + "\n\n\n\n", GOOD),

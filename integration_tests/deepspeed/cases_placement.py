@@ -407,6 +407,8 @@ def _failing(step: str, rank: int) -> Iterator[None]:
             if name == "_exchange":
                 original(*given)
             raise _Broken(f"{name} has failed")
+        if name == "_begin" and calls == 1:
+            time.sleep(0.3)  # until the rank that failed has closed its connections
         return original(*given)
 
     setattr(owner, name, fails)

@@ -99,7 +99,7 @@ def _transfer(
             peer = target if source == own else source
             values = (content or {}) if source == own else next(landing)
             tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel()]
-            work += [(_begin(joined, source == own, each, ranks.index(peer)), peer) for each in tensors]
+            work += [(_begin(joined, source == own, each, ranks.index(peer), peer), peer) for each in tensors]
     for request, peer in work:
         try:
             request.wait(timedelta(seconds=wait_s))
@@ -107,8 +107,11 @@ def _transfer(
             raise PeerLost(f"a transfer with rank {peer} has not ended: {error}", peer=peer) from error
 
 
-def _begin(joined: Joined, sends: bool, tensor: torch.Tensor, place: int) -> Any:
-    return (joined.group.send if sends else joined.group.recv)([_bytes_of(tensor)], place, 0)
+def _begin(joined: Joined, sends: bool, tensor: torch.Tensor, place: int, peer: int) -> Any:
+    try:
+        return (joined.group.send if sends else joined.group.recv)([_bytes_of(tensor)], place, 0)
+    except RuntimeError as error:  # a rank that has failed has closed the connection
+        raise PeerLost(f"a transfer with rank {peer} cannot begin: {error}", peer=peer) from error
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,9 @@ RULES = (
     Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # recomputed without autocast
     Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "requires_grad belongs to the place: do not"),
     Rule(
-        {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, but ZeRO needs a trainable"
+        {"frozen": "fzrank", "zero": ("zero1", "zero2")},
+        "parameters, all of them frozen, but ZeRO needs a trainable",
+        stock_hangs=True,
     ),
     Rule({"frozen": "fzrank", "dtype": "bf16"}, "no expert of rank 0 has a trainable parameter"),
     Rule({"frozen": "fzrank", "ep": ("ep1", "ep1and2")}, "copies of one expert, trained on one rank alone", by=NOBODY),

@@ -39,6 +39,7 @@ class Rule:
     when: Mapping[str, Values]
     words: str
     by: str = SLUICE
+    stock_hangs: bool = False  # stock fails on one rank, and another one waits for it: only Sluice runs
     given: Mapping[str, str] = field(default_factory=dict)  # other than the defaults in the rule's own rows
 
 

@@ -86,8 +86,8 @@ class Vote:
 
 
 def first_reason(said: Sequence[str]) -> tuple[int, str]:
-    """Returns the reason against a step that all ranks report, and its place: preferably the cause, and not that of a
-    rank that only lost another one. Empty: there is none."""
+    """Returns the place of a rank with a reason against a step, and the reason; (0, ""): no rank has one. A rank that
+    only lost another one is not chosen if a rank reports the cause."""
     found = [(_is_of_others(why), at, why) for at, why in enumerate(said) if why]
     return min(found)[1:] if found else (0, "")
 
@@ -105,7 +105,8 @@ def _meet(group: Any, wait_s: float) -> None:
     """
     ranks = tuple(dist.get_process_group_ranks(group))
     number = next(_rounds.setdefault(ranks, itertools.count()))
-    prefix, store = f"sluice/vote/{'.'.join(map(str, ranks))}/{number}", c10d._get_default_store()
+    base, store = f"sluice/vote/{'.'.join(map(str, ranks))}", c10d._get_default_store()
+    prefix = f"{base}/{number}"
     store.set(f"{prefix}/{dist.get_rank()}", "")
     barrier, pause, deadline = dist.barrier(group, async_op=True), 1e-5, time.monotonic() + wait_s
     while not barrier.is_completed() and time.monotonic() < deadline:
@@ -118,5 +119,7 @@ def _meet(group: Any, wait_s: float) -> None:
         store.set(f"{prefix}/given up", text)
         raise TimedOut(text, peer=missing[0] if missing else -1)
     barrier.wait()
+    if number > 0:  # all ranks have left the round before
+        store.delete_key(f"{base}/{number - 1}/{dist.get_rank()}")
     if store.check([f"{prefix}/given up"]):
         raise TimedOut(f"the other ranks have given up: {store.get(f'{prefix}/given up').decode()}")

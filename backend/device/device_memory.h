@@ -45,8 +45,9 @@ typedef struct sluice_device_memory_s {
   /* The name of the device, for users and for caches of measurements. */
   void (*describe)(const struct sluice_device_s* device, char* out_name, int32_t bytes);
   void (*release)(struct sluice_device_s* device);
-  /* Within a job: *out_stream is a stream that runs next to the job's `stream`, after the work that this has so far,
-   * until join_stream makes `stream` wait for it. One at a time; a failed job may leave it to the join of the pass. */
+  /* Within a job. fork_stream: *out_stream is another stream, which waits for the work that the job's `stream` has so
+   * far. join_stream: `stream` waits for that stream. One at a time; a failed job may leave it to the join of the pass.
+   */
   sluice_status_t (*fork_stream)(struct sluice_device_s* device, sluice_stream_t stream, sluice_stream_t* out_stream);
   sluice_status_t (*join_stream)(struct sluice_device_s* device, sluice_stream_t stream);
   /* Further tables. */

@@ -3,8 +3,8 @@
 
 Their files are not part of this project. SLUICE_PEFT_TESTS names the unpacked source distribution of the installed PEFT
 (`pip download --no-deps --no-binary peft peft==VERSION`). PYTHONPATH names a folder with the packages that the tests
-import and .venv lacks: datasets, diffusers, parameterized and scipy. The tests load models by name. These are made here
-with random weights, since there is no access to the hub.
+import and .venv lacks: datasets, diffusers (with its own requirements), parameterized and scipy. The tests load models
+by name. These are made here with random weights, since there is no access to the hub.
 """
 
 from __future__ import annotations

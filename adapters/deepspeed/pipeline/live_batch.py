@@ -92,8 +92,8 @@ class LiveBatch:
         gone = {layer for cut in self._cuts for layer in cut.layers}
         self._owned = list(module.forward_funcs)
         self._first = module._local_start
-        # Between the runs, and maybe none: a stage may give all layers to one neighbour while the other fills it.
-        self._stays = self._first if self._above is None else self._above.layers[-1] + 1
+        # The layers that stay lie between the runs. There are none if the stage gives all its layers to one neighbour.
+        self._first_staying = self._first if self._above is None else self._above.layers[-1] + 1
         layers = stage_module.layers_of(module)
         self._staying = [stage_module.function_of(module, n) for n in layers if n not in gone]
         for function in [each for cut in self._cuts if cut.comes for each in cut.functions]:
@@ -103,7 +103,7 @@ class LiveBatch:
     def before_forward(self, micro_batch: int, word: int) -> int:
         """Selects the layers of a forward. word: of the stage's input. Returns the word of its output."""
         self._hear()
-        first, functions = self._stays, list(self._staying)
+        first, functions = self._first_staying, list(self._staying)
         for cut in self._cuts:
             cut.ran[micro_batch] = cut.rules.runs(micro_batch, word if cut.is_lower else 0)
             self._send(cut)

@@ -39,8 +39,8 @@ sluice_status_t sluice_low_backward(sluice_pass_t* pass, const sluice_op_t* op, 
 /* Computes P of a term for the gradient of B, in the first half of T_LOW's rows, of the op's chunk or all chunks. */
 sluice_status_t sluice_low_p(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
                              const sluice_low_term_t* term);
-/* The same of U for the gradient of A, in out_half: nothing is computed if sluice_low_backward has left U of both
- * linear layers there, each in a half. Must be called before sluice_low_p, which writes over U of [W1; W3]. */
+/* Computes U of a term for the gradient of A. *out_half: the half of T_LOW's rows that has U. If sluice_low_backward
+ * has left it there, nothing is computed. Must be called before sluice_low_p, which overwrites U of [W1; W3]. */
 sluice_status_t sluice_low_u(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
                              const sluice_low_term_t* term, int32_t* out_half);
 /* Columns of a half of T_LOW at `rows`, an address in T_LOW. */

@@ -89,7 +89,7 @@ class LayerLook(NamedTuple):
         if self.steps or not self.drained_s:
             return ""
         if not self.live_s:
-            return "no steps lead there in which layers that can move during a batch move and no stage gets slower"
+            return "no steps lead there: in a step layers pass to the neighbouring stage only, and no stage gets slower"
         return f"steps during batches would cost {self.live_s:.3g} s, and the drain {self.drained_s:.3g} s"
 
 

@@ -61,6 +61,12 @@ def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:
                     f"{name} has {len(params)} parameters, all of them frozen, but ZeRO needs a trainable one in "
                     "each group of the optimizer: pass only trainable parameters, or disable ZeRO"
                 )
+        everything = [parameter for _, params in _groups(client_optimizer, given) for parameter in params]
+        if engine.has_moe_layers and all(getattr(parameter, "allreduce", True) for parameter in everything):
+            return (
+                "the optimizer gets no parameter of an expert, but ZeRO needs one on each rank of a model with MoE "
+                "layers: leave one trainable, or disable ZeRO"
+            )
     return ""
 
 

@@ -50,7 +50,7 @@ RULES = (
     Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "requires_grad belongs to the place: do not"),
     Rule(
         {"frozen": "fzrank", "zero": ("zero1", "zero2")},
-        "parameters, all of them frozen, but ZeRO needs a trainable",
+        "the optimizer gets no parameter of an expert, but ZeRO needs one",
         stock_hangs=True,
     ),
     Rule({"frozen": "fzrank", "dtype": "bf16"}, "no expert of rank 0 has a trainable parameter"),

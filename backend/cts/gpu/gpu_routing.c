@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Compares the order of routes, counts by block and the order of arrivals with plain loops. */
+/* Compares the order of routes and counts by block with plain loops. */
 #include "backend/cts/gpu/gpu_routing.h"
 
 #include <stdint.h>
@@ -234,38 +234,6 @@ static const char* blocks(int64_t tokens, int64_t top_k, int64_t experts, int64_
   return problem;
 }
 
-/* From arrival order, by (rank, expert), to (expert, rank). */
-static const char* arrivals(int64_t ranks, int64_t local) {
-  gpu_array_t counts = gpu_array(ranks * local * 4), offset = gpu_array((local + 1) * 4);
-  int32_t *count = counts.host, total = 0, row = 0;
-  const char* problem = NULL;
-  for (int64_t i = 0; i < ranks * local; ++i) total += count[i] = (int32_t)(gpu_random_bits() % 70) * (i % 3 != 1);
-  gpu_array_t index = gpu_array((int64_t)total * 4);
-  gpu_send(&counts);
-  const sluice_arrival_args_t args = {.counts = counts.there,
-                                      .index = index.there,
-                                      .expert_offset = offset.there,
-                                      .num_ranks = ranks,
-                                      .num_local = local};
-  gpu_enter();
-  sluice_cuda_arrivals(NULL, &args);
-  gpu_leave();
-  gpu_fetch(&offset), gpu_fetch(&index);
-  for (int64_t e = 0; e < local; ++e) {
-    if (BACK(offset)[e] != row) problem = "an offset";
-    for (int64_t w = 0; w < ranks; ++w) {
-      int32_t received = 0;
-      for (int64_t i = 0; i < w * local + e; ++i) received += count[i];
-      for (int32_t i = 0; i < count[w * local + e]; ++i) {
-        if (BACK(index)[row++] != received + i) problem = "a row";
-      }
-    }
-  }
-  if (BACK(offset)[local] != total) problem = "the number of rows";
-  gpu_drop(&counts), gpu_drop(&offset), gpu_drop(&index);
-  return problem;
-}
-
 static void report(const char* what, const int64_t shape[3], int kinds, const char* problem) {
   char name[96];
   (void)snprintf(name, sizeof name, "%s T=%lld K=%lld E=%lld, kind %d", what, (long long)shape[0], (long long)shape[1],
@@ -308,13 +276,4 @@ void gpu_part_routing(void) {
     }
   }
   report_routes();
-  for (int64_t ranks = 1; ranks <= 9; ranks += 2) {
-    for (int64_t local = 1; local <= 41; local += 8) {
-      char name[64];
-      (void)snprintf(name, sizeof name, "arrivals W=%lld E=%lld", (long long)ranks, (long long)local);
-      gpu_report(name, arrivals(ranks, local));
-    }
-  }
-  gpu_report("arrivals W=8 E=32", arrivals(8, 32));
-  gpu_report_gate();
 }

@@ -8,4 +8,3 @@
 const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
 
 void gpu_report_token_copies(void); /* gpu_token_copies.c */
-void gpu_report_gate(void);         /* gpu_gate.c */

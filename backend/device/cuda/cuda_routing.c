@@ -29,16 +29,6 @@ void sluice_cuda_count_blocks(sluice_stream_t stream, const sluice_block_args_t*
   sluice_cuda_launch(SLUICE_CUDA_route_blocks, stream, args, args->units);
 }
 
-void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* arrivals) {
-  sluice_arrival_args_t args = *arrivals;
-  args.units = args.num_ranks * args.num_local;
-  sluice_cuda_launch(SLUICE_CUDA_route_arrivals, stream, &args, args.units);
-}
-
-void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args) {
-  sluice_cuda_launch(SLUICE_CUDA_gate_top_k, stream, args, args->units);
-}
-
 uint64_t sluice_cuda_table_bytes(int32_t num_experts) {
   return sluice_align_up((uint64_t)num_experts * sizeof(int32_t));
 }

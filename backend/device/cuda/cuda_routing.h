@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Routing and gating on the device: the host reads none of it. Call between sluice_cuda_enter and _leave; every pointer
+/* Routing on the device: the host reads none of it. Call between sluice_cuda_enter and _leave; every pointer
  * is device memory; results are stream-complete. */
 #pragma once
 
@@ -12,10 +12,6 @@ uint64_t sluice_cuda_route_scratch_bytes(int64_t num_routes, int64_t num_experts
 void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* args);
 /* Counts routes per block of tokens and slot. args->units: the number of blocks. */
 void sluice_cuda_count_blocks(sluice_stream_t stream, const sluice_block_args_t* args);
-/* Computes the permutation from received order to expert order. `units` is set here. */
-void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* args);
-/* `units` is the number of tokens. The caller checks that top_k <= num_experts. */
-void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args);
 
 /* Writes a table by expert through launch parameters, so that no host memory has to stay alive. *out_table: NULL if
  * entries are the ids, else the start of scratch, where the table takes table_bytes. */

@@ -155,25 +155,6 @@ static void route_blocks(moment_t at, const sluice_block_args_t* a) {
   writes(at, a->counts, a->units * (a->num_experts + 1) * 4);
 }
 
-static void route_arrivals(moment_t at, const sluice_arrival_args_t* a) {
-  int64_t rows = 0;
-  for (int64_t i = 0; i < a->units; ++i) rows += a->counts[i];
-  reads(at, a->counts, a->units * 4);
-  writes(at, a->index, rows * 4);
-  writes(at, a->expert_offset, (a->num_local + 1) * 4);
-}
-
-static void gate_top_k(moment_t at, const sluice_gate_kernel_args_t* a) {
-  if (a->bias != NULL) reads(at, a->bias, a->num_experts * 4);
-  for (int64_t t = 0; t < a->units; ++t) {
-    reads(at, a->logits + t * a->logits_stride, a->num_experts * 4);
-    for (int64_t k = 0; k < a->top_k; ++k) {
-      writes(at, a->ids + t * a->ids_t + k * a->ids_k, 4);
-      writes(at, a->weights + t * a->weights_t + k * a->weights_k, 4);
-    }
-  }
-}
-
 static void token_copies(moment_t at, const sluice_token_copy_args_t* a, const char* name) {
   if (strcmp(name, "token_copy_ranks") == 0) {
     for (int64_t r = 0; r < a->num_routes; ++r) {
@@ -275,8 +256,6 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   if (IS(route_blocks)) route_blocks(at, args);
   if (IS(token_copy_ranks) || IS(token_copy_index) || IS(token_copy_table)) token_copies(at, args, name);
   if (IS(token_copy_place)) token_copy_place(at, args);
-  if (IS(route_arrivals)) route_arrivals(at, args);
-  if (IS(gate_top_k)) gate_top_k(at, args);
   if (IS(add_bias)) {
     const sluice_bias_args_t* a = args;
     writes(at, a->data, a->units * a->width * element_of(name));

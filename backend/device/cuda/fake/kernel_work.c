@@ -41,10 +41,8 @@ int sluice_fake_kernel_work(const char* name, const void* args, int64_t* out_uni
   WORK(route_scan_tiles, sluice_route_args_t, tiles_of(a))
   WORK(route_scan_slots, sluice_route_args_t, a->num_experts)
   WORK(route_blocks, sluice_block_args_t, a->num_tokens * a->top_k / a->units)
-  WORK(route_arrivals, sluice_arrival_args_t, a->num_ranks * a->num_local)
   WORK(token_copy_place, sluice_token_copy_place_args_t, 32)
   WORK(token_copy_, sluice_token_copy_args_t, 32)
-  WORK(gate_top_k, sluice_gate_kernel_args_t, a->num_experts)
   WORK(decode_, sluice_decode_args_t, a->cols)
   WORK(adam_, sluice_adam_args_t, SLUICE_CUDA_ADAM_TILE)
 #undef WORK

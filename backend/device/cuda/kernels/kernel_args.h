@@ -247,16 +247,6 @@ typedef struct sluice_block_args_s {
   int64_t ids_64; /* 1: i64 ids, 0: i32 */
 } sluice_block_args_t;
 
-/* Permutes rows from received order (by source rank, local expert) to expert order (by local expert, source rank): a
- * warp per pair. index[row in expert order] = row as received. */
-typedef struct sluice_arrival_args_s {
-  const int32_t* counts;  /* [W, E_local] rows from each rank for each local expert */
-  int32_t* index;         /* out [rows] */
-  int32_t* expert_offset; /* out [E_local + 1] */
-  int64_t units;          /* W * E_local */
-  int64_t num_ranks, num_local;
-} sluice_arrival_args_t;
-
 /* Token copies (moe/routing/token_copies.h): one row per token and rank, shared by a chunk's routes of that token to
  * that rank. token_copy_ranks (a warp per 32 routes) computes the rank of each route and marks the first of its token
  * there; the routing above orders those by (rank, token), a row for each token copy; token_copy_index (per 32 routes)
@@ -302,21 +292,6 @@ typedef struct sluice_token_copy_place_args_s {
   int64_t top_k, num_runs;
   sluice_token_copy_run_t runs[SLUICE_CUDA_TOKEN_COPY_RUNS];
 } sluice_token_copy_place_args_t;
-
-/* The gate of backend/gate without groups and without capacity: scores, the best K, weights. A warp per token. */
-typedef struct sluice_gate_args_s {
-  const float* logits;
-  const float* bias; /* [E] or NULL */
-  int32_t* ids;
-  float* weights;
-  int64_t units; /* tokens */
-  int64_t num_experts, top_k;
-  int64_t logits_stride, ids_t, ids_k, weights_t, weights_k;
-  int32_t score; /* SLUICE_SCORE_* */
-  int32_t renormalize;
-  float scaling;
-  int32_t padding;
-} sluice_gate_kernel_args_t;
 
 /* Shared by all kernels of Adam (adam_kernels.h); each uses some of the members. */
 typedef struct sluice_adam_args_s {

@@ -215,28 +215,3 @@ SLUICE_FN void route_blocks(const sluice_block_args_t& a, int64_t block) {
   }
 }
 SLUICE_KERNEL(route_blocks, sluice_block_args_t)
-
-/* Pair (source rank w, local expert e): its first row as received, and in expert order. */
-SLUICE_FN void route_arrivals(const sluice_arrival_args_t& a, int64_t pair) {
-  const int64_t w = pair / a.num_local, e = pair % a.num_local;
-  per_lane<int32_t> received, ordered;
-  SLUICE_LANES(lane) {
-    int32_t before_received = 0, before_ordered = 0;
-    for (int64_t i = lane; i < a.units; i += 32) {
-      const int64_t from = i / a.num_local, expert = i % a.num_local;
-      const int32_t count = a.counts[i];
-      if (from < w || (from == w && expert < e)) before_received += count;
-      if (expert < e || (expert == e && from < w)) before_ordered += count;
-    }
-    received[lane] = before_received;
-    ordered[lane] = before_ordered;
-  }
-  const int32_t first_received = warp_fold(received), first_ordered = warp_fold(ordered);
-  const int32_t rows = a.counts[pair];
-  SLUICE_LANES(lane) {
-    for (int64_t i = lane; i < rows; i += 32) a.index[first_ordered + i] = (int32_t)(first_received + i);
-    if (lane == 0 && w == 0) a.expert_offset[e] = first_ordered;
-    if (lane == 0 && pair == a.units - 1) a.expert_offset[a.num_local] = first_ordered + rows;
-  }
-}
-SLUICE_KERNEL(route_arrivals, sluice_arrival_args_t)

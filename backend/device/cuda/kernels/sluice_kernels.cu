@@ -3,7 +3,6 @@
 #include "backend/device/cuda/kernels/activation.cu"
 #include "backend/device/cuda/kernels/adam.cu"
 #include "backend/device/cuda/kernels/decode.cu"
-#include "backend/device/cuda/kernels/gate.cu"
 #include "backend/device/cuda/kernels/routing.cu"
 #include "backend/device/cuda/kernels/token_copies.cu"
 #include "backend/device/cuda/kernels/rows.cu"

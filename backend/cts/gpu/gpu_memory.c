@@ -13,13 +13,13 @@ void gpu_part_memory(void) {
   sluice_pinned_block_t block;
   gpu_array_t a = gpu_randoms(SLUICE_DTYPE_F32, 100000), b = gpu_array(400000);
   if (sluice_pinned_pool_create(gpu_rig.device, 1 << 20, &pool) != SLUICE_OK) gpu_die("pool");
-  sluice_status_t status = sluice_pinned_pool_take(pool, 400000, NULL, &block);
+  sluice_status_t status = sluice_pinned_pool_take(pool, 400000, 0, NULL, &block);
   if (status == SLUICE_OK) status = sluice_cuda_copy(gpu_rig.device, NULL, block.data, a.there, 400000);
   if (status == SLUICE_OK) status = sluice_cuda_copy(gpu_rig.device, NULL, b.there, block.data, 400000);
   if (status == SLUICE_OK) status = sluice_pinned_pool_give(pool, &block, NULL);
   memcpy(b.host, a.host, 400000);
   gpu_report("offload and back", status == SLUICE_OK ? gpu_differs(&b, SLUICE_DTYPE_F32, 0, 0) : last_message());
-  status = sluice_pinned_pool_take(pool, 2 << 20, NULL, &block);
+  status = sluice_pinned_pool_take(pool, 2 << 20, 0, NULL, &block);
   gpu_report("the pool is bounded", status == SLUICE_E_OVER_BUDGET ? NULL : "no error");
   sluice_pinned_pool_destroy(pool);
   status = sluice_cuda_check_memory(gpu_rig.device, a.host, 4, 4, "host");

@@ -100,7 +100,7 @@ static sluice_status_t take(sluice_device_t* device, sluice_stream_t stream, slu
                       : sluice_device_pool_create(device, memory, pool));
   }
   SLUICE_TRY(state->captured ? sluice_pinned_pool_take_idle(*pool, bytes, &block)
-                             : sluice_pinned_pool_take_within(*pool, bytes, most_bytes, stream, &block));
+                             : sluice_pinned_pool_take(*pool, bytes, most_bytes, stream, &block));
   *out_data = block.data;
   return SLUICE_OK;
 }

@@ -215,26 +215,16 @@ static sluice_status_t take(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(pool->driver, code, "wait for the last user of pinned memory");
 }
 
-static sluice_status_t take_block(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most, sluice_stream_t stream,
-                                  sluice_pinned_block_t* out_block) {
+sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
+                                        sluice_stream_t stream, sluice_pinned_block_t* out_block) {
   int32_t index = -1;
   *out_block = (sluice_pinned_block_t){.index = -1};
   SLUICE_TRY(sluice_cuda_enter(pool->device));
-  SLUICE_TRY(
-      sluice_cuda_leave_with(pool->device, take(pool, sluice_align_up(bytes > 0 ? bytes : 1), most, stream, &index)));
+  SLUICE_TRY(sluice_cuda_leave_with(pool->device,
+                                    take(pool, sluice_align_up(bytes > 0 ? bytes : 1), most_bytes, stream, &index)));
   pool->blocks[index].taken = 1;
   *out_block = (sluice_pinned_block_t){pool->blocks[index].data, pool->blocks[index].bytes, index};
   return SLUICE_OK;
-}
-
-sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
-                                        sluice_pinned_block_t* out_block) {
-  return take_block(pool, bytes, 0, stream, out_block);
-}
-
-sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
-                                               sluice_stream_t stream, sluice_pinned_block_t* out_block) {
-  return take_block(pool, bytes, most_bytes, stream, out_block);
 }
 
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,

@@ -30,14 +30,12 @@ sluice_status_t sluice_device_pool_create(sluice_device_t* device, sluice_alloca
 void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
 
 /* Takes a block that `stream` may use from here on: a cached block whose last user has finished as seen by `stream`
- * (which waits by event, never on the host), or a new one. Idle blocks of other sizes are freed if needed. Errors:
- * OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, EXTERNAL. */
-sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
-                                        sluice_pinned_block_t* out_block);
-/* The same with a block of at most most_bytes, a multiple of the alignment (0: as sluice_pinned_pool_take). If memory
- * or the limit leaves no space, idle blocks are freed even if the host has to wait for their last user. */
-sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
-                                               sluice_stream_t stream, sluice_pinned_block_t* out_block);
+ * (which waits by event, never on the host), or a new one. Idle blocks of other sizes are freed if needed. most_bytes:
+ * the largest size of the block, a multiple of the alignment; if memory or the limit leaves no space, idle blocks are
+ * then freed even if the host has to wait for their last user. 0: any size, and no wait. Errors: OVER_BUDGET (limit,
+ * held and wanted bytes), NO_MEMORY, EXTERNAL. */
+sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
+                                        sluice_stream_t stream, sluice_pinned_block_t* out_block);
 /* The same without a driver call, in a capture: an idle block, whose last user precedes the graph's launch, or
  * STATE. */
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,

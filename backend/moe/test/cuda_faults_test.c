@@ -595,10 +595,10 @@ TEST(CudaLayer_AllStreamsInOneQueueAndLoadsThatWait_SameBits) {
     run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
     memcpy(want, digests, sizeof want);
     memset(digests, 0, sizeof digests);
-    sluice_fake_cuda_set_queues(1, 0);
+    sluice_fake_cuda_set_queues(1);
     sluice_fake_cuda_set_load_waits(1);
     run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
-    sluice_fake_cuda_set_queues(8, 0);
+    sluice_fake_cuda_set_queues(8);
     sluice_fake_cuda_set_load_waits(0);
     unsetenv("SLUICE_CUBLAS");
     for (int32_t r = 0; r < world_size; ++r) assert_true(digests[r] == want[r]);

@@ -677,7 +677,7 @@ TEST(FakeNccl_GroupsInDifferentOrders_WaitForEachOtherInOneQueue) {
   for (int queues = 8; queues > 0; queues -= 7) {
     void *comms[2][2], *streams[2][2]; /* [communicator][rank] */
     char data[2][2], why[400];
-    sluice_fake_cuda_set_queues(queues, 0);
+    sluice_fake_cuda_set_queues(queues);
     for (int c = 0; c < 2; ++c) {
       sluice_nccl_id_t id;
       assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
@@ -703,7 +703,7 @@ TEST(FakeNccl_GroupsInDifferentOrders_WaitForEachOtherInOneQueue) {
       sluice_fake_cuda_close_stream(streams[i / 2][i % 2]);
     }
   }
-  sluice_fake_cuda_set_queues(8, 0);
+  sluice_fake_cuda_set_queues(8);
 }
 
 /* Violations of NCCL's rules are counted. This case is the last, since the counts persist. */

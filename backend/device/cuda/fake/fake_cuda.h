@@ -83,8 +83,8 @@ void sluice_fake_cuda_give(void* data);
 int32_t sluice_fake_current_device(void); /* of the calling thread's context; -1: it has none */
 /* Streams of a device share this many hardware queues, in turn, as with CUDA_DEVICE_MAX_CONNECTIONS; by default 8. A
  * queue executes work in the order of submission, each item to its end. For streams that are opened from now on, also
- * after a reset. has_one_host: a wait of the host that no submitted work can end is a deadlock. */
-void sluice_fake_cuda_set_queues(int32_t queues, int32_t has_one_host);
+ * after a reset. */
+void sluice_fake_cuda_set_queues(int32_t queues);
 /* From now on loading a kernel waits until its device is idle, as a real driver may; also after a reset. */
 void sluice_fake_cuda_set_load_waits(int waits);
 /* Whether work waits for itself, by events, messages and queues: then waits of the host end, and each call fails with

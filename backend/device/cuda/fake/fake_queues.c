@@ -26,17 +26,16 @@ void sluice_fake_drop_queued(queued_t* item) {
   free(item);
 }
 
-static struct { int32_t queues, has_one_host; } shared = {.queues = 8};
+static int32_t num_queues = 8;
 
-void sluice_fake_cuda_set_queues(int32_t queues, int32_t has_one_host) {
+void sluice_fake_cuda_set_queues(int32_t queues) {
   sluice_fake_cuda_lock();
-  shared.queues = queues;
-  shared.has_one_host = has_one_host;
+  num_queues = queues;
   sluice_fake_cuda_unlock();
 }
 
 int32_t sluice_fake_next_queue(int32_t ordinal) {
-  return (int32_t)(sluice_fake_world.num_streams[ordinal]++ % shared.queues);
+  return (int32_t)(sluice_fake_world.num_streams[ordinal]++ % num_queues);
 }
 
 /* Returns the stream whose head is the first item of the queue of this one; itself, if it has that item. */
@@ -199,22 +198,9 @@ int sluice_fake_is_deadlocked(void) {
   return sluice_fake_world.deadlock[0] != '\0';
 }
 
-/* The only host waits, and no work can run: describes the first item of a queue that waits for something else. */
-static void describe_standstill(void) {
-  for (int i = 0; i < MAX_STREAMS; ++i) {
-    fake_stream_t* stream = &sluice_fake_world.streams[i];
-    if (!stream->live || stream->head == NULL || first_of_queue(stream) != stream) continue;
-    (void)snprintf(sluice_fake_world.deadlock, sizeof sluice_fake_world.deadlock,
-                   "deadlock: the host waits, and %s (stream %d, queue %d of device %d) waits for work that is not "
-                   "submitted",
-                   name_of(stream->head), stream->index, stream->queue, stream->ordinal);
-  }
-}
-
 int sluice_fake_wait_until(int (*is_over)(const void* user), const void* user) {
   for (sluice_fake_cuda_pump(); !is_over(user); sluice_fake_cuda_pump()) {
-    if (!sluice_fake_is_deadlocked() && shared.has_one_host) describe_standstill();
-    if (sluice_fake_world.deadlock[0] != '\0') return LAUNCH_TIMEOUT;
+    if (sluice_fake_is_deadlocked()) return LAUNCH_TIMEOUT;
     sluice_fake_sleep();
   }
   return 0;

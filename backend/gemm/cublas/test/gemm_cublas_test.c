@@ -99,21 +99,6 @@ TEST(Groups_ManyGemms_AreFewCallsInStreamOrder) {
   free(l);
 }
 
-TEST(Groups_DeclinedByTheLibrary_RunOneByOneForGood) {
-  _Alignas(16) uint16_t a[3][8] = {{0x3f80}, {0x4000}, {0x4040}}, c[3][8]; /* 1, 2, 3 in bf16 */
-  sluice_gemm_problem_t problems[3];
-  for (int i = 0; i < 3; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
-  const sluice_grouped_gemm_t list = {problems, 3, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
-  sluice_gemm_t* gemm = NULL;
-  assert_int_equal(create(2, 0, &gemm), SLUICE_OK);
-  int64_t grouped = sluice_fake_cublas_grouped_calls(), single = sluice_fake_cublas_single_calls();
-  for (int pass = 0; pass < 2; ++pass) assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-  assert_int_equal(sluice_fake_cublas_grouped_calls(), grouped);
-  assert_int_equal(sluice_fake_cublas_single_calls(), single + 6);
-  assert_int_equal(c[2][0], 0x4110); /* 9 */
-  sluice_gemm_destroy(gemm);
-}
-
 /* Packed weights on a device need a kernel that decodes them; these fakes have none. */
 TEST(PackedWeights_AreRefused) {
   float a[32] = {0}, c[2];
@@ -316,35 +301,6 @@ TEST(Streams_WhereACallFails_JoinAndWorkOn) {
   sluice_gemm_destroy(gemm);
 }
 
-TEST(Lt_TypesAndForms_EqualCublas) {
-  enum { M = 5, N = 7, K = 6 };
-  static const int32_t types[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
-                                     {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
-                                     {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32},
-                                     {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16},
-                                     {SLUICE_DTYPE_F64, SLUICE_DTYPE_F64}};
-  for (int type = 0; type < 5; ++type) {
-    for (int bits = 0; bits < 8; ++bits) {
-      _Alignas(64) unsigned char a[M * K * 8], b[K * N * 8], c[2][M * N * 8];
-      memset(c, 0, sizeof c);
-      for (size_t i = 0; i < sizeof a; ++i)
-        a[i] = (unsigned char)(i % 8 == 7 ? 0x3f : i % 4 == 3 ? 0x3e : i % 2 ? 0x3c : i);
-      for (size_t i = 0; i < sizeof b; ++i)
-        b[i] = (unsigned char)(i % 8 == 7 ? 0x3f : i % 4 == 3 ? 0x3d : i % 2 ? 0x3b : 3 * i);
-      for (int how = 0; how < 2; ++how) {
-        const sluice_gemm_problem_t p = {
-            M, N, K, {a, bits & 1 ? 1 : K, bits & 1 ? M : 1}, {b, bits & 2 ? 1 : N, bits & 2 ? K : 1}, {c[how], N, 1}};
-        const sluice_grouped_gemm_t list = {&p, 1, types[type][0], types[type][1], bits & 4 ? 1 : 0, NULL};
-        sluice_gemm_t* gemm = NULL;
-        assert_int_equal(create_lt(how ? SLUICE_CUBLAS_LT : SLUICE_CUBLAS_SINGLE, &gemm), SLUICE_OK);
-        assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-        sluice_gemm_destroy(gemm);
-      }
-      assert_memory_equal(c[0], c[1], sizeof c[0]);
-    }
-  }
-}
-
 /* Numbers of rows that are rounded to the same multiple share a search, in forwards, input and weight gradients. If
  * the algorithm cannot run one of them, it is searched for again. */
 TEST(Lt_RowsThatDiffer_ShareASearch) {
@@ -399,52 +355,6 @@ TEST(Lt_MissingOldOrDeclining_LeavesItToCublas) {
   }
 }
 
-TEST(Lt_NthCallFails_LeaksNothingAndSaysSo) {
-  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}};
-  float a[2][1] = {{1}, {2}}, c[2][1];
-  sluice_gemm_problem_t problems[2];
-  for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
-  const sluice_grouped_gemm_t list = {problems, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
-  for (int kind = 0; kind < 2; ++kind) {
-    int64_t told = 0, nth = 0;
-    for (int done = 0; !done; ++nth) {
-      sluice_gemm_t* gemm = NULL;
-      sluice_fake_cublas_fail_call(nth, codes[kind][0]);
-      sluice_status_t status = create_lt(SLUICE_CUBLAS_LT, &gemm);
-      int was_made = status == SLUICE_OK;
-      if (was_made) status = sluice_gemm_run(gemm, &list);
-      if (status != SLUICE_OK) assert_int_equal(status, codes[kind][1]);
-      told += status != SLUICE_OK;
-      done = !sluice_fake_cublas_failed();
-      if (was_made) { /* the gemm still works */
-        sluice_fake_cublas_fail_call(-1, 0);
-        c[0][0] = c[1][0] = 0;
-        assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-        assert_true(c[0][0] == 1 && c[1][0] == 4);
-      }
-      sluice_gemm_destroy(gemm);
-      sluice_fake_cublas_fail_call(-1, 0);
-      assert_int_equal(sluice_fake_cublas_handles() + sluice_fake_cublaslt_live(), 0);
-      assert_int_equal(memory.num_live, 0);
-      assert_true(nth < 200);
-    }
-    assert_in_range(told, 15, nth);
-  }
-}
-
-TEST(Tf32_OnlyByChoice) {
-  float x[1] = {2};
-  const sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
-  const sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
-  for (int32_t tf32 = 0; tf32 < 2; ++tf32) {
-    sluice_gemm_t* gemm = NULL;
-    assert_int_equal(create(1, tf32, &gemm), SLUICE_OK);
-    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-    assert_int_equal(sluice_fake_cublas_last_compute(), tf32 ? SLUICE_CUBLAS_COMPUTE_TF32 : SLUICE_CUBLAS_COMPUTE_32F);
-    sluice_gemm_destroy(gemm);
-  }
-}
-
 TEST(Library_MissingOldOrWrong_IsNotFound) {
   sluice_gemm_t* gemm = NULL;
   sluice_gemm_cublas_options_t options = {.device = device, .memory = &memory, .library = "libcublas_not_there.so.1"};
@@ -456,103 +366,45 @@ TEST(Library_MissingOldOrWrong_IsNotFound) {
   assert_null(gemm);
 }
 
+static void fail_no_call(void) {
+  sluice_fake_cuda_fail_call(-1, 0);
+  sluice_fake_cublas_fail_call(-1, 0);
+}
+
+/* A call of cuBLAS, cuBLASLt or the driver fails: the error says so, nothing leaks, and the gemm still works. */
 TEST(Calls_NthFails_LeaksNothingAndSaysSo) {
-  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}};
+  enum { WITHOUT_GROUPS, WITH_GROUPS, LT, NUM_WAYS };
+  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}}, driver_codes[] = {2, 719};
   float a[2][1] = {{1}, {2}}, c[2][1];
   sluice_gemm_problem_t problems[2];
   for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
   const sluice_grouped_gemm_t list = {problems, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
-  for (int driver = 0; driver < 2; ++driver) {
-    for (int with_groups = 0; with_groups < 2; ++with_groups) {
-      for (int kind = 0; kind < 2; ++kind) {
-        int64_t told = 0, nth = 0;
-        for (int done = 0; !done; ++nth) {
-          sluice_gemm_t* gemm = NULL;
-          int driver_code = kind == 0 ? 2 : 719;
-          if (driver) {
-            sluice_fake_cuda_fail_call(nth, driver_code);
-          } else {
-            sluice_fake_cublas_fail_call(nth, codes[kind][0]);
-          }
-          sluice_status_t status = create(with_groups, 0, &gemm);
-          if (status == SLUICE_OK) status = sluice_gemm_run(gemm, &list);
-          sluice_gemm_destroy(gemm);
-          done = driver ? !sluice_fake_cuda_failed() : !sluice_fake_cublas_failed();
-          sluice_fake_cuda_fail_call(-1, 0);
-          sluice_fake_cublas_fail_call(-1, 0);
-          if (status != SLUICE_OK) {
-            assert_int_equal(status, codes[kind][1]);
-            ++told;
-          }
-          assert_int_equal(sluice_fake_cublas_handles(), 0);
-          assert_int_equal(memory.num_live, 0);
-          assert_true(nth < 100);
-        }
-        assert_in_range(told, 3, nth);
-      }
+  for (int i = 0; i < 4 * NUM_WAYS; ++i) {
+    const int way = i / 4, of_driver = i / 2 % 2, kind = i % 2;
+    int64_t told = 0, nth = 0;
+    for (int done = 0; !done; ++nth) {
+      sluice_gemm_t* gemm = NULL;
+      if (of_driver) sluice_fake_cuda_fail_call(nth, driver_codes[kind]);
+      if (!of_driver) sluice_fake_cublas_fail_call(nth, codes[kind][0]);
+      sluice_status_t status = way == LT ? create_lt(SLUICE_CUBLAS_LT, &gemm) : create(way, 0, &gemm);
+      const int was_made = status == SLUICE_OK;
+      if (was_made) status = sluice_gemm_run(gemm, &list);
+      if (status != SLUICE_OK) assert_int_equal(status, codes[kind][1]);
+      told += status != SLUICE_OK;
+      const int has_failed = sluice_fake_cuda_failed() || sluice_fake_cublas_failed();
+      if (has_failed) fail_no_call();
+      c[0][0] = c[1][0] = 0;
+      if (has_failed && was_made) assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+      if (has_failed && was_made) assert_true(c[0][0] == 1 && c[1][0] == 4);
+      sluice_gemm_destroy(gemm);
+      done = !has_failed && !sluice_fake_cuda_failed() && !sluice_fake_cublas_failed();
+      fail_no_call();
+      assert_int_equal(sluice_fake_cublas_handles() + sluice_fake_cublaslt_live(), 0);
+      assert_int_equal(memory.num_live, 0);
+      assert_true(nth < 200);
     }
+    assert_in_range(told, 3, nth);
   }
-}
-
-/* ---- the fake's grouped calls ---------------------------------------------------------------------------------- */
-
-static int is_open;
-static int ready(void* user) { return user == NULL && is_open; }
-
-/* The arguments of a grouped call of one GEMM: c[0] = a b. */
-typedef struct grouped_call_s {
-  int op, one, size;
-  float alpha, beta;
-  void** table; /* of A, B and C, in device memory */
-} grouped_call_t;
-
-static void call_grouped(const sluice_cublas_symbols_t* s, void* handle, const grouped_call_t* g) {
-  assert_int_equal(s->cublasGemmGroupedBatchedEx(
-                       handle, &g->op, &g->op, &g->one, &g->one, &g->one, &g->alpha, (const void* const*)g->table,
-                       SLUICE_CUBLAS_R_32F, &g->one, (const void* const*)(g->table + 1), SLUICE_CUBLAS_R_32F, &g->one,
-                       &g->beta, g->table + 2, SLUICE_CUBLAS_R_32F, &g->one, 1, &g->size, SLUICE_CUBLAS_COMPUTE_32F),
-                   0);
-}
-
-/* The caller may change arrays of the host after the call, but the table of pointers only after the call has run. */
-TEST(FakeCublas_GroupedCall_ReadsTheHostAtTheCallAndTheTableWhenItRuns) {
-  const sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
-  const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
-  void *handle = NULL, *stream = sluice_fake_cuda_open_stream(0), *other = sluice_fake_cuda_open_stream(0);
-  float x = 3, c[2] = {0, 0};
-  char text[200];
-  grouped_call_t call = {SLUICE_CUBLAS_OP_N, 1, 1, 1, 0, sluice_fake_cuda_take(0, 3 * sizeof(void*))};
-  call.table[0] = call.table[1] = &x, call.table[2] = &c[0];
-  assert_int_equal(symbols.cublasCreate_v2(&handle), 0);
-  assert_int_equal(symbols.cublasSetStream_v2(handle, stream), 0);
-  assert_int_equal(symbols.cublasSetWorkspace_v2(handle, call.table, 256), 0);
-  is_open = 0;
-  sluice_fake_cuda_lock();
-  sluice_fake_cuda_enqueue(stream, &(sluice_fake_op_t){.name = "a gate", .ready = ready});
-  sluice_fake_cuda_unlock();
-  call_grouped(&symbols, handle, &call);
-  call.op = call.one = call.size = -7, call.alpha = call.beta = 99;
-  call.table[2] = &c[1]; /* too early */
-  is_open = 1;
-  assert_true(sluice_fake_cuda_idle(stream));
-  assert_true(c[0] == 0 && c[1] == 9);
-  /* The same as work: a fill of the table on another stream, then in the order of the call's stream. */
-  for (int is_ordered = 0; is_ordered < 2; ++is_ordered) {
-    call = (grouped_call_t){SLUICE_CUBLAS_OP_N, 1, 1, 1, 0, call.table};
-    call.table[0] = call.table[1] = &x, call.table[2] = &c[0];
-    assert_true(sluice_fake_cuda_idle(stream));
-    sluice_fake_cuda_forget_accesses();
-    call_grouped(&symbols, handle, &call);
-    assert_int_equal(driver->cuMemsetD8Async((unsigned long long)(uintptr_t)call.table, 0xa5, 3 * sizeof(void*),
-                                             is_ordered ? stream : other),
-                     0);
-    assert_int_equal(sluice_fake_cuda_hazards(text, sizeof text), !is_ordered);
-    print_message("%s\n", text);
-  }
-  assert_int_equal(symbols.cublasDestroy_v2(handle), 0);
-  sluice_fake_cuda_give(call.table);
-  sluice_fake_cuda_close_stream(stream);
-  sluice_fake_cuda_close_stream(other);
 }
 
 int main(void) { return run_cases_each(set_up, tear_down); }

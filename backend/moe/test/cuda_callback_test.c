@@ -89,40 +89,9 @@ TEST(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined) {
 
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 
-static const char* const words_of[] = {"failed in forward of chunk 0 (it returned 42)",
-                                       "failed in backward of chunk 0 (it returned 42)"};
-
-/* A failing callback is reported with its number; nothing is leaked, and the layer's next bits are the usual ones. */
-TEST(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn) {
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
-  for (int m = 0; m < 2; ++m) {
-    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, pre_activations[m]);
-    rig_t rig;
-    uint64_t want = 0, got = 0;
-    open_all(&rig, &config);
-    assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
-    for (int in_backward = 0; in_backward < 2; ++in_backward) {
-      sluice_step_t* step = NULL;
-      rig_reset(&rig);
-      if (in_backward) assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-      rig.callback_failure = 42;
-      sluice_status_t status = in_backward ? rig_backward(&rig, step) : rig_forward(&rig, &step);
-      assert_int_equal(status, SLUICE_E_EXTERNAL);
-      /* With recomputation it is the forward callback that fails in backward. */
-      const char* words = words_of[in_backward && m == 0];
-      if (strstr(last_message(), words) == NULL) fail_msg("%s", last_message());
-      if (!in_backward) assert_null(step);
-      sluice_step_drop(step);
-      assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
-      assert_true(got == want);
-    }
-    assert_int_equal(close_all(&rig), 0);
-  }
-}
-
 typedef struct part_s {
   sluice_status_t failed[2], next[2]; /* of the pass in which rank 1's callback fails, and of the next call */
-  char why[2][256];
+  char failure[2][256], why[2][256];
   int32_t works_on; /* the bits are the same as before */
 } part_t;
 static part_t parts[2];
@@ -138,6 +107,7 @@ static void fail_on_rank_1(rank_t* r, rig_t* rig) {
     if (in_backward && rig_forward(rig, &step) != SLUICE_OK) abort();
     rig->callback_failure = r->rank == 1 ? 42 : 0;
     me->failed[in_backward] = in_backward ? rig_backward(rig, step) : rig_forward(rig, &step);
+    snprintf(me->failure[in_backward], sizeof me->failure[in_backward], "%s", last_message());
     rig->callback_failure = 0;
     me->next[in_backward] = in_backward || r->rank == 1 ? rig_forward(rig, &other) : rig_backward(rig, step);
     snprintf(me->why[in_backward], sizeof me->why[in_backward], "%s", last_message());
@@ -147,17 +117,24 @@ static void fail_on_rank_1(rank_t* r, rig_t* rig) {
   }
 }
 
-/* The other ranks learn of it in the next header, and the group stays usable: with NCCL, and on one device. */
+/* A failing callback is reported with its number, and the other ranks learn of it in the next header. The group stays
+ * usable, with the usual bits: with NCCL, and on one device. */
 TEST(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader) {
-  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
-  for (int is_local = 0; is_local < 2; ++is_local) {
+  for (int i = 0; i < 4; ++i) {
+    const int is_local = i % 2, recomputes = i / 2;
+    const sluice_moe_config_t config =
+        config_of(SLUICE_RESTORE_KEEP, recomputes ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP);
     rank_t ranks[2];
     (is_local ? run_local_ranks : run_ranks)(2, &config, fail_on_rank_1, ranks);
     for (int pass = 0; pass < 2; ++pass) {
+      /* With recomputation it is the forward callback that fails in backward. */
+      const char* words = pass == 1 && !recomputes ? "failed in backward of chunk 0 (it returned 42)"
+                                                   : "failed in forward of chunk 0 (it returned 42)";
       assert_int_equal(parts[0].failed[pass], SLUICE_OK);
       assert_int_equal(parts[1].failed[pass], SLUICE_E_EXTERNAL);
       assert_int_equal(parts[0].next[pass], SLUICE_E_PEER_REFUSED);
       assert_int_equal(parts[1].next[pass], SLUICE_E_EXTERNAL);
+      if (strstr(parts[1].failure[pass], words) == NULL) fail_msg("%s", parts[1].failure[pass]);
       if (strstr(parts[0].why[pass], "it returned 42") == NULL) fail_msg("%s", parts[0].why[pass]);
       if (strstr(parts[1].why[pass], "an earlier pass failed") == NULL) fail_msg("%s", parts[1].why[pass]);
     }

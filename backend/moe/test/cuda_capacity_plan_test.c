@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, no reads, and memory of a plan that
- * a graph keeps. capacity_test.c has the same budgets on a CPU. */
+/* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, and memory of a plan that a graph
+ * keeps. capacity_test.c has the same budgets on a CPU. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,20 +17,6 @@ static budget_suite_t suite_of(void) {
   suite.base.hidden_width = 24, suite.base.model_width = 12;
   suite.base.machine = fakes_machine();
   return suite;
-}
-
-TEST(CudaCapacityBudget_HostWaits_NoneInForwardAndBackward) {
-  const budget_suite_t suite = suite_of();
-  for (int w = 0; w < 3; ++w) {
-    case_t c = capacity_budget_case(&suite, capacity_budget_ranks[w], 3);
-    result_t out;
-    c.budget = 1;
-    c.budget = 2 * capacity_budget_smallest(&suite, &c);
-    run_on_fakes(&c, &out);
-    must_work(&c, &out);
-    must_read(&c, 0, 0);
-    world_free(&out);
-  }
 }
 
 /* ---- capture under a plan -------------------------------------------------------------------------------------- */
@@ -121,33 +107,7 @@ TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
   }
 }
 
-/* Plans, and kinds of calls, must be made outside of a capture. */
-TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
-  rig_t rig;
-  sluice_plan_info_t info;
-  sluice_fake_graph_t* graph = NULL;
-  sluice_step_t *step = NULL, *more = NULL;
-  sluice_plan_t* plan = open_planned(&rig, 0, &info);
-  first_call_in_a_capture_is_refused(&rig);
-  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  /* Two outstanding steps fit the plan, but only one was ever made. */
-  sluice_fake_cuda_begin_capture(fakes_stream(0));
-  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  REFUSED(rig_forward(&rig, &more), SLUICE_E_STATE, "is free, and a capture cannot allocate one");
-  rig.num_tokens = 7;
-  rig_reset(&rig);
-  REFUSED(rig_forward(&rig, &more), SLUICE_E_OVER_BUDGET,
-          "7 tokens, but the plan that the ranks agreed on under a capacity is for at most 6");
-  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
-  sluice_fake_cuda_destroy_graph(graph);
-  sluice_step_drop(step);
-  rig.num_tokens = 6;
-  rig_reset(&rig);
-  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  close_planned(&rig, plan, NULL);
-}
-
-/* Under the context's own budget there is no plan before the first call. */
+/* Under the context's own budget there is no plan before the first call, which must be made outside of a capture. */
 TEST(CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName) {
   rig_t rig;
   const sluice_moe_config_t layer = config_under(12);

@@ -106,23 +106,6 @@ static sluice_moe_config_t config_under_capacity(void) {
   return config;
 }
 
-TEST(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable) {
-  rig_t rig;
-  uint64_t want, got;
-  const sluice_moe_config_t config = rig_config();
-  open_all(&rig, &config);
-  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
-  close_all(&rig);
-  open_all(&rig, &config);
-  sluice_fake_cuda_set_memory(1024); /* before the first slots and saved rows */
-  sluice_step_t* step = NULL;
-  REFUSED(rig_forward(&rig, &step), SLUICE_E_NO_MEMORY, "bytes");
-  sluice_fake_cuda_set_memory((uint64_t)1 << 30);
-  assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
-  assert_true(got == want);
-  close_all(&rig);
-}
-
 /* "... 4096 bytes ..." */
 static int says_bytes(const char* text) {
   for (const char* at = strstr(text, " bytes"); at != NULL; at = strstr(at + 1, " bytes")) {
@@ -185,26 +168,6 @@ TEST(CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable) {
   nth_allocation_of_a_round(&capacity);
 }
 
-TEST(CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing) {
-  const sluice_moe_config_t config = rig_config();
-  int64_t nth = 0;
-  for (int is_refused = 1; is_refused; ++nth) {
-    rig_t rig;
-    fakes_open(1, 1);
-    rig_use_machine(fakes_machine(), 0);
-    sluice_fake_cuda_refuse(nth);
-    sluice_status_t status = rig_open(&rig, NULL, &config);
-    is_refused = sluice_fake_cuda_refused();
-    sluice_fake_cuda_refuse(-1);
-    if (is_refused && (status != SLUICE_E_NO_MEMORY || !says_bytes(last_message()))) {
-      fail_msg("allocation %lld: %d, %s", (long long)nth, status, last_message());
-    }
-    assert_true(is_refused || status == SLUICE_OK);
-    close_all(&rig);
-  }
-  assert_true(nth > 1);
-}
-
 TEST(NcclGroup_BadInput_IsRefusedByName) {
   char id[SLUICE_NCCL_ID_BYTES] = {1};
   DEFAULTS(sluice_comm_config, config);
@@ -253,20 +216,12 @@ static void assert_told(sluice_status_t status) {
   assert_true(strlen(last_message()) > 10);
 }
 
-/* Gives the layer a plan whose budget is what its policies need. */
 static void use_plan(rig_t* rig) {
   DEFAULTS(sluice_plan_config, config);
-  sluice_plan_t* plan = NULL;
-  sluice_plan_info_t info = {.struct_size = sizeof info};
+  sluice_plan_info_t info;
   config.max_tokens = rig->num_tokens, config.num_chunks = 2;
   config.restore_input = rig->config.restore_input, config.restore_pre_activation = rig->config.restore_pre_activation;
-  for (int i = 0; i < 2; ++i) {
-    assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
-    assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
-    config.memory_budget = info.total_bytes;
-    if (i == 1) assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
-    sluice_plan_destroy(plan);
-  }
+  sluice_plan_destroy(use_plan_in_its_bytes(rig, &config, &info));
 }
 
 /* Creates and uses a context while each call of the library fails in turn. Afterwards the same context runs a whole

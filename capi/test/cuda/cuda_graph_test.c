@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Captured passes: what a graph of them replays, and what a capture rejects. Runs on fakes, like cuda_capacity_test. */
+/* Graph mode on a CUDA context, on fakes: what a graph of captured passes replays, and what a capture rejects; without
+ * a capture, the waits of the host, and the report of dropped routes. capacity_test compares results, also on fakes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -272,29 +273,6 @@ TEST(CudaGraph_KernelThatHasNotRun_IsRefusedAndTheCaptureIsUsable) {
   close_all(&rig);
 }
 
-static void capture_on_local(rank_t* r, rig_t* rig) {
-  sluice_step_t* step = NULL;
-  sluice_fake_graph_t* graph = NULL;
-  r->status = rig_round(rig, NULL);
-  pthread_barrier_wait(r->barrier);
-  sluice_fake_cuda_begin_capture(fakes_stream(r->rank));
-  sluice_status_t status = rig_forward(rig, &step);
-  (void)snprintf(r->why, sizeof r->why, "%d: %s", status, last_message());
-  if (status != SLUICE_E_UNSUPPORTED || strstr(r->why, "of a local communicator") == NULL) {
-    r->status = SLUICE_E_INTERNAL;
-  }
-  if (sluice_fake_cuda_end_capture(fakes_stream(r->rank), &graph) != 0) r->status = SLUICE_E_INTERNAL;
-  sluice_fake_cuda_destroy_graph(graph);
-  pthread_barrier_wait(r->barrier);
-  if (r->status == SLUICE_OK) r->status = rig_round(rig, NULL); /* the group continues to work */
-}
-
-TEST(CudaGraph_LocalCommunicator_IsRefusedByName) {
-  const sluice_moe_config_t config = config_under(6);
-  rank_t ranks[4];
-  run_local_ranks(2, &config, capture_on_local, ranks);
-}
-
 /* A capture may drop a step that ran eagerly: the capture neither records nor waits for events of that step. */
 TEST(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt) {
   rig_t rig;
@@ -319,48 +297,67 @@ TEST(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt) {
   close_all(&rig);
 }
 
-/* Tests the fake: calls that are illegal during a capture fail and invalidate the capture. */
-TEST(FakeCapture_IllegalCalls_FailAndSpoilIt) {
-  fakes_open(1, 1);
-  const sluice_cuda_driver_t* cu = sluice_fake_cuda_driver();
-  void *context = NULL, *before = NULL, *inside = NULL, *stream = fakes_stream(0), *other = NULL;
-  unsigned long long pointer = 0;
-  assert_int_equal(cu->cuDevicePrimaryCtxRetain(&context, 100), 0);
-  assert_int_equal(cu->cuCtxPushCurrent_v2(context), 0);
-  assert_int_equal(cu->cuEventCreate(&before, SLUICE_CU_EVENT_DISABLE_TIMING), 0);
-  assert_int_equal(cu->cuEventCreate(&inside, SLUICE_CU_EVENT_DISABLE_TIMING), 0);
-  assert_int_equal(cu->cuStreamCreateWithPriority(&other, SLUICE_CU_STREAM_NON_BLOCKING, 0), 0);
-  assert_int_equal(cu->cuEventRecord(before, stream), 0);
-  int here = 0;
-  for (int which = 0; which < 7; ++which) {
-    static const int codes[] = {900, 900, 900, 900, 900, 905, 900};
-    sluice_fake_cuda_begin_capture(stream);
-    int code = which == 0   ? cu->cuMemAlloc_v2(&pointer, 64)
-               : which == 1 ? cu->cuEventSynchronize(before)
-               : which == 2 ? cu->cuStreamSynchronize(stream)
-               : which == 3 ? cu->cuEventQuery(before)
-               : which == 4 ? cu->cuMemHostAlloc((void**)&pointer, 64, 0)
-               : which == 5 ? cu->cuStreamWaitEvent(stream, before, 0)
-                            : cu->cuMemcpyAsync((unsigned long long)(uintptr_t)&here, pointer, 4, stream);
-    assert_int_equal(code, codes[which]);
-    end_capture(901);
+/* ---- without a capture ------------------------------------------------------------------------------------------ */
+
+/* Counts the waits and queries of the host in a forward and a backward, after all ranks have run one step. */
+static void count_waits(rank_t* r, rig_t* rig) {
+  sluice_step_t* step = NULL;
+  r->status = rig_round(rig, NULL);
+  pthread_barrier_wait(r->barrier);
+  r->waits = sluice_fake_cuda_host_waits(), r->queries = sluice_fake_cuda_queries();
+  pthread_barrier_wait(r->barrier);
+  if (r->status == SLUICE_OK) r->status = rig_forward(rig, &step);
+  if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
+  pthread_barrier_wait(r->barrier);
+  r->waits = sluice_fake_cuda_host_waits() - r->waits, r->queries = sluice_fake_cuda_queries() - r->queries;
+  pthread_barrier_wait(r->barrier);
+  sluice_step_drop(step);
+}
+
+TEST(CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither) {
+  const sluice_moe_config_t config = config_under(6), exact = rig_config();
+  for (int w = 0; w < 3; ++w) {
+    rank_t ranks[4];
+    run_ranks(RANKS[w], &config, count_waits, ranks);
+    for (int32_t r = 0; r < RANKS[w]; ++r) {
+      assert_int_equal(ranks[r].waits, 0);
+      assert_int_equal(ranks[r].queries, 0);
+    }
+    run_ranks(RANKS[w], &exact, count_waits, ranks);
+    assert_int_equal(ranks[0].waits, RANKS[w]); /* one read in each rank's forward */
+    if (RANKS[w] > 1) assert_true(ranks[0].queries > 0);
   }
-  /* A stream joins the capture and is not joined back; then an event of the capture is used after the capture. */
-  sluice_fake_cuda_begin_capture(stream);
-  assert_int_equal(cu->cuEventRecord(inside, stream), 0);
-  assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 0);
-  assert_int_equal(cu->cuEventRecord(before, other), 0);
-  end_capture(904);
-  assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 907);
-  assert_int_equal(cu->cuEventRecord(inside, stream), 0);
-  assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 0);
-  assert_int_equal(cu->cuStreamDestroy_v2(other), 0);
-  assert_int_equal(cu->cuEventDestroy_v2(before), 0);
-  assert_int_equal(cu->cuEventDestroy_v2(inside), 0);
-  assert_int_equal(cu->cuCtxPopCurrent_v2(&context), 0);
-  assert_int_equal(cu->cuDevicePrimaryCtxRelease_v2(100), 0);
-  char live[200];
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+}
+
+TEST(CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported) {
+  rig_t rig;
+  const sluice_moe_config_t config = config_under(1);
+  open_all(&rig, &config);
+  int32_t* ids = rig.ids.tensor.data; /* 6 tokens, 2 routes, 2 chunks */
+  for (int t = 0; t < 6; ++t) ids[t * 2] = 2, ids[t * 2 + 1] = t % 2;
+  sluice_step_t* step = NULL;
+  for (int i = 0; i < 2; ++i) {
+    assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+    sluice_step_drop(step);
+  }
+  DEFAULTS(sluice_capacity_report, report);
+  REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_CAPACITY,
+          "layer 3, rank 0: 12 of 24 routes in 2 forwards");
+  assert_int_equal(report.num_forwards, 2);
+  assert_int_equal(report.num_routes, 24);
+  assert_int_equal(report.num_dropped, 12); /* in each chunk, two routes to expert 2 and one to expert 0 or 1 */
+  assert_int_equal(report.most_rows, 3);
+  assert_int_equal(report.most_expert, 2);
+  ids[7] = 4;
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  sluice_step_drop(step);
+  REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_INVALID_ARGUMENT,
+          "expert_ids[3, 1] was out of range");
+  assert_int_equal(report.bad_route, 7);
+  assert_int_equal(report.num_forwards, 1);
+  assert_int_equal(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_OK);
+  assert_int_equal(report.num_forwards, 0);
+  close_all(&rig);
 }
 
 int main(void) {

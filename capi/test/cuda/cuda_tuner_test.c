@@ -3,7 +3,6 @@
  * time the lanes of the first passes. Later headers carry the times, so that all ranks make the same choices. The host
  * waits only for the one read of a forward and for the ends of the first passes. */
 
-#include "backend/device/cuda/fake/fake_record.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "sluice/planner.h"
@@ -55,21 +54,17 @@ static void train(rank_t* r, rig_t* rig) {
 }
 
 /* Opens the context and the layer again with a machine, which a context takes only before its first layer. */
-static void open_with_a_machine(rank_t* r, rig_t* rig, const char* machine, int32_t mode) {
+static void train_with_a_machine(rank_t* r, rig_t* rig) {
   sluice_planner_t* planner = NULL;
   DEFAULTS(sluice_tuner_config, config);
   sluice_comm_t* comm = rig->comm;
   rig_close(rig);
   note(r, rig_open_context(rig, comm));
-  note(r, sluice_planner_create(machine, strlen(machine), &planner));
-  config.mode = mode, config.machine = planner;
+  note(r, sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner));
+  config.mode = SLUICE_TUNER_MODEL, config.machine = planner;
   if (r->status == SLUICE_OK) note(r, sluice_context_tune(rig->context, &config));
   sluice_planner_destroy(planner);
   if (r->status == SLUICE_OK) note(r, rig_open_layer(rig, r->config));
-}
-
-static void train_with_a_machine(rank_t* r, rig_t* rig) {
-  open_with_a_machine(r, rig, fakes_machine_json, SLUICE_TUNER_MODEL);
   if (r->status != SLUICE_OK) return;
   train(r, rig);
   uint64_t bytes = sizeof found->refined;
@@ -124,99 +119,5 @@ TEST(CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses) {
     assert_int_equal(found[r].forward.reads, ROUNDS);
     assert_non_null(strstr(found[r].refined, "\"refined\""));
     assert_string_equal(found[r].refined, found[0].refined);
-  }
-}
-
-/* ---- layers that leave open whether they are deduplicated ---- */
-
-enum { STEPS = 40 };
-
-static struct {
-  char machine[1024];
-  int32_t mode;
-  int32_t forms[RANKS][STEPS]; /* SLUICE_DEDUPLICATE_* of each step */
-  uint64_t digests[RANKS][STEPS];
-  int32_t marks_before_tables; /* events that rank 0 records in its last forward, from its read to the first messages */
-} copies;
-
-/* Counts in the record of the calls since the last step began. */
-static int32_t marks_before_tables(void) {
-  char *text = NULL, *at = NULL;
-  size_t bytes = 0;
-  FILE* out = open_memstream(&text, &bytes);
-  sluice_fake_cuda_write_record(out);
-  sluice_fake_cuda_record(0);
-  fclose(out);
-  int32_t marks = 0;
-  at = strstr(text, "[\"host_wait\", 0,");
-  for (; at != NULL && strncmp(at, "[\"messages\", 0,", 15) != 0; at = strchr(at + 1, '[')) {
-    marks += strncmp(at, "[\"record\", 0,", 13) == 0;
-  }
-  free(text);
-  return marks;
-}
-
-static void train_and_note_forms(rank_t* r, rig_t* rig) {
-  open_with_a_machine(r, rig, copies.machine, copies.mode);
-  for (int i = 0; i < STEPS && r->status == SLUICE_OK; ++i) {
-    sluice_context_stats_t stats = {.struct_size = sizeof stats};
-    if (i == STEPS - 1 && r->rank == 0) sluice_fake_cuda_record(1);
-    note(r, rig_round(rig, &copies.digests[r->rank][i]));
-    if (i == STEPS - 1 && r->rank == 0) copies.marks_before_tables = marks_before_tables();
-    note(r, sluice_context_get_stats(rig->context, 0, &stats));
-    copies.forms[r->rank][i] = stats.last_deduplicate;
-  }
-}
-
-/* link: bytes per second. Copies save time of the link, and take time for tables and sums. */
-static void run_copies(int32_t deduplicate, int32_t mode, double link) {
-  sluice_moe_config_t layer = rig_config();
-  layer.num_experts = 8, layer.top_k = 4, layer.wgrad_mode = SLUICE_WGRAD_DEFERRED;
-  layer.grouping = SLUICE_GROUPING_OFF, layer.deduplicate = deduplicate;
-  snprintf(copies.machine, sizeof copies.machine,
-           "{\"sluice_machine\": 2, \"name\": \"pair\", \"world_size\": 2, "
-           "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
-           "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, "
-           "\"activation_grad_seconds\": 2e-10, "
-           "\"exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
-           "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 1e-7, \"pass_seconds\": 1e-6}",
-           link);
-  copies.mode = mode;
-  run_ranks(RANKS, &layer, train_and_note_forms, ranks);
-  assert_memory_equal(copies.forms[0], copies.forms[1], sizeof *copies.forms);
-}
-
-/* A step has the bits of a layer for which its form is configured, whichever form the steps before had. The choice is
- * predicted, and in mode adaptive it is raced in ordinary steps if copies are predicted to win. */
-TEST(CudaTuner_Deduplication_IsPredictedAndRaced_WithTheBitsOfItsForm) {
-  enum { SLOW = 1000000 };
-  static uint64_t bits[2][RANKS];
-  for (int32_t form = SLUICE_DEDUPLICATE_NONE; form <= SLUICE_DEDUPLICATE_RANKS; ++form) {
-    run_copies(form, SLUICE_TUNER_MODEL, SLOW);
-    for (int r = 0; r < RANKS; ++r) bits[form][r] = copies.digests[r][STEPS - 1];
-  }
-  assert_true(bits[0][0] != bits[1][0] && bits[0][1] != bits[1][1]);
-  static const struct {
-    int32_t mode;
-    double link;
-    int32_t last; /* form of the last step; -1: measured times choose it */
-  } cases[] = {{SLUICE_TUNER_MODEL, SLOW, SLUICE_DEDUPLICATE_RANKS},
-               {SLUICE_TUNER_MODEL, 1e12, SLUICE_DEDUPLICATE_NONE},
-               {SLUICE_TUNER_ADAPTIVE, SLOW, -1}};
-  for (size_t c = 0; c < sizeof cases / sizeof *cases; ++c) {
-    run_copies(SLUICE_DEDUPLICATE_ANY, cases[c].mode, cases[c].link);
-    int32_t changes = 0, of_form[2] = {0, 0};
-    for (int i = 0; i < STEPS; ++i) {
-      const int32_t form = copies.forms[0][i];
-      for (int r = 0; r < RANKS; ++r) assert_true(copies.digests[r][i] == bits[form][r]);
-      changes += i > 0 && form != copies.forms[0][i - 1];
-      ++of_form[form];
-    }
-    printf("case %zu: %d steps by rows, %d by copies, %d changes\n", c, of_form[0], of_form[1], changes);
-    if (cases[c].last >= 0) assert_int_equal(copies.forms[0][STEPS - 1], cases[c].last);
-    /* The time of a forward by copies includes the exchange of their tables. */
-    if (cases[c].last == SLUICE_DEDUPLICATE_RANKS) assert_int_equal(copies.marks_before_tables, 1);
-    if (cases[c].last < 0) assert_true(of_form[0] > 1 && of_form[1] > 1); /* raced */
-    if (cases[c].link > SLOW) assert_int_equal(of_form[1], 0);
   }
 }

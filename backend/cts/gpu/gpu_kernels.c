@@ -182,15 +182,15 @@ static void scalars(int k_major) {
 }
 
 void gpu_part_kernels(void) {
-  static const int64_t widths[] = {1, 33, 64, 250, 2048};
+  static const int64_t widths[] = {1, 33, 64, 250, 2048},
+                       unit_shapes[][2] = {{20, 264}, {9, 37}, {3, 513}, {2, 8}, {5, 1}};
   for (int d = 0; d < 4; ++d) {
     for (gpu_misaligned = 0; gpu_misaligned < 2; ++gpu_misaligned) {
       for (size_t w = 0; w < sizeof widths / sizeof widths[0]; ++w) moving(DTYPES[d], 150, widths[w]);
-      activations(DTYPES[d], 20, 264);
-      activations(DTYPES[d], 9, 37);
-      units(DTYPES[d], 20, 264);
-      units(DTYPES[d], 9, 37);
-      units(DTYPES[d], 3, 513);
+      for (size_t i = 0; i < sizeof unit_shapes / sizeof unit_shapes[0]; ++i) {
+        activations(DTYPES[d], unit_shapes[i][0], unit_shapes[i][1]);
+        units(DTYPES[d], unit_shapes[i][0], unit_shapes[i][1]);
+      }
     }
     gpu_misaligned = 0;
   }

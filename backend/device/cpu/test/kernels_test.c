@@ -32,17 +32,13 @@ static void sweep_over(case_fn_t run, int few) {
     }
   }
 }
-static void sweep(case_fn_t run) { sweep_over(run, 0); }
+/* ---- rows ----------------------------------------------------------------------------------------------------- */
 
-/* ---- moving --------------------------------------------------------------------------------------------------- */
-
-TEST(GatherRows_EveryDtypeAndWidth_CopiesTheRows) { sweep(gather_case); }
-
-TEST(MoveRows_RunsWithEmptyOnes_CopiesTheRows) { sweep(move_case); }
-
-/* ---- combine -------------------------------------------------------------------------------------------------- */
-
-TEST(CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain) { sweep(combine_case); }
+TEST(RowKernels_EveryDtypeAndWidth_SameBitsAsPlain) {
+  const case_fn_t cases[] = {gather_case, move_case, combine_case, scale_case,
+                             bias_case,   dot_case,  columns_case, round_case};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) sweep_over(cases[i], 0);
+}
 
 TEST(CombineRows_NanAndInfinity_PassThrough) {
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
@@ -55,18 +51,6 @@ TEST(CombineRows_NanAndInfinity_PassThrough) {
   kernels->combine_rows(NULL, SLUICE_DTYPE_F32, 1, 2, 3, rows, position, scale, 2, 1, out, 3);
   assert_true(isnan(out[0]) && isnan(out[1]) && isnan(out[2]));
 }
-
-/* ---- rows and sums -------------------------------------------------------------------------------------------- */
-
-TEST(ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(scale_case); }
-
-TEST(AddBias_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(bias_case); }
-
-TEST(DotRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(dot_case); }
-
-TEST(SumColumns_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(columns_case); }
-
-TEST(RoundRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(round_case); }
 
 TEST(SumColumns_AccumulatedInPieces_SameBitsAsWhole) {
   enum { N = 23, W = 37 };

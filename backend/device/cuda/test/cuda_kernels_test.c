@@ -5,7 +5,7 @@
  * bf16 and f16, which the kernels evaluate in f32, differ within the tolerance at `close_enough`. This checks the
  * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's approximate
  * instructions round. Outputs start as NaN, and the guard elements after every output must survive. The suite for a GPU
- * (backend/cts/gpu), which also runs on the fake driver, compares squared ReLU, SiLU interleaved and clamped SwiGLU. */
+ * (backend/cts/gpu), which also runs on the fake driver, compares every activation, scalars, and packed matrices. */
 #include <stdlib.h>
 
 #include "backend/base/math.h"
@@ -56,50 +56,36 @@ static void sweep(case_fn_t run) {
   assert_true(sluice_fake_cuda_launches() > 100);
 }
 
-/* ---- cases ----------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------------------------ */
 
-TEST(GatherRows_AnyDtypeWidthAlignment_SameBits) { sweep(gather_case); }
-
-/* Route weights out and gate scalars back: every kernel against its definition. */
-TEST(Scalars_GatheredAndSpreadWithStrides_SameAsDefinition) {
-  enum { T = 41, K = 3, PAD = 2 };
-  const sluice_kernels_t* all[] = {ref, sluice_cpu_kernels(), cuda};
-  for (int which = 0; which < 3; ++which) {
-    for (int k_major = 0; k_major < 2; ++k_major) {
-      const int64_t stride_t = k_major ? 1 : K + PAD, stride_k = k_major ? T + PAD : 1;
-      float in[(T + PAD) * (K + PAD)], rows[T * K], back[(T + PAD) * (K + PAD)];
-      int32_t route[T * K], position[T * K], count = 0;
-      for (size_t i = 0; i < sizeof in / sizeof in[0]; ++i) in[i] = (float)i + 0.5f, back[i] = -1.0f;
-      for (int32_t r = T * K - 1; r >= 0; --r) {
-        position[r] = r % 5 == 4 ? -1 : count;
-        if (position[r] >= 0) route[count++] = r;
-      }
-      route[count] = -1;
-      all[which]->gather_scalars(NULL, count + 1, K, in, stride_t, stride_k, route, rows);
-      assert_true(rows[count] == 0.0f);
-      all[which]->spread_scalars(NULL, T, K, rows, position, back, stride_t, stride_k);
-      for (int32_t r = 0; r < T * K; ++r) {
-        int64_t at = r / K * stride_t + r % K * stride_k;
-        if (position[r] >= 0) assert_true(rows[position[r]] == in[at]);
-        assert_true(back[at] == (position[r] >= 0 ? in[at] : 0.0f));
-        back[at] = -1.0f;
-      }
-      for (size_t i = 0; i < sizeof in / sizeof in[0]; ++i) assert_true(back[i] == -1.0f); /* nothing else written */
-    }
+/* Each row of the result equals its token's row, as gather_rows copies it. Skipped positions are left out. */
+static void scatter_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  enum { TOP_K = 3 };
+  const int64_t stride = width + 8, most = rows * TOP_K, skipped = most / 4, first = most / 3;
+  buffer_t src = random_buffer(dtype, (rows + 1) * stride), want = buffer(dtype, most * width), got = copy_of(&want);
+  int32_t* position = malloc((size_t)(most + 1) * sizeof *position);
+  int32_t* token = malloc((size_t)(most + 1) * sizeof *token);
+  int64_t placed = 0;
+  for (int64_t i = 0; i < most; ++i) position[i] = i % 5 == 4 ? -1 : (int32_t)placed++;
+  for (int64_t i = 0; i < most; ++i) { /* reversed: positions and tokens differ in order */
+    if (position[i] < 0) continue;
+    position[i] = (int32_t)(placed - 1) - position[i];
+    if (position[i] >= first && position[i] < first + skipped) continue;
+    token[position[i] < first ? position[i] : position[i] - skipped] = (int32_t)(i / TOP_K);
   }
+  ref->gather_rows(NULL, dtype, sluice_max(placed - skipped, 0), width, src.data, stride, token, want.data);
+  kernels->scatter_rows(NULL, dtype, rows, TOP_K, width, src.data, stride, position, first, first + skipped, got.data);
+  assert_same(&want, &got, "scatter_rows");
+  free(position), free(token);
+  release(&src), release(&want), release(&got);
 }
 
-TEST(MoveRows_MoreRunsThanOneLaunchTakes_SameBits) { sweep(move_case); }
+TEST(RowKernels_AnyDtypeWidthAlignment_SameBits) {
+  const case_fn_t cases[] = {gather_case, scatter_case, move_case,    combine_case, scale_case,
+                             bias_case,   dot_case,     columns_case, round_case};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) sweep(cases[i]);
+}
 
-TEST(CombineRows_DroppedRoutesAndStrides_SameBits) { sweep(combine_case); }
-
-TEST(ScaleRows_InPlace_SameBits) { sweep(scale_case); }
-
-TEST(AddBias_Any_SameBits) { sweep(bias_case); }
-
-TEST(DotRows_Any_SameBits) { sweep(dot_case); }
-
-TEST(SumColumns_Any_SameBits) { sweep(columns_case); }
 /* Whole batches of rows, one row less, one row more: the order of the sum is that of all rows. */
 TEST(SumColumns_BatchesAndTheirEnds_SameBits) {
   static const int64_t rows[] = {31, 32, 33, 63, 64, 65, 1000};
@@ -107,8 +93,6 @@ TEST(SumColumns_BatchesAndTheirEnds_SameBits) {
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) columns_case(cuda, DTYPES[d], rows[r], 37);
   }
 }
-
-TEST(RoundRows_Any_SameBits) { sweep(round_case); }
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
@@ -130,66 +114,6 @@ static void assert_close(const buffer_t* want, const buffer_t* got, double size,
     }
   }
 }
-
-static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
-    for (int32_t gated = 0; gated < 2; ++gated) {
-      for (int biased = 0; biased < 2; ++biased) {
-        buffer_t pre = random_buffer(dtype, rows * width * (gated + 1)), got_pre = copy_of(&pre),
-                 b1 = random_buffer(dtype, width), b3 = random_buffer(dtype, width), want = buffer(dtype, rows * width),
-                 got = copy_of(&want);
-        if (rows * width > 0) {
-          put(dtype, pre.data, 0, NAN);
-          put(dtype, got_pre.data, 0, NAN);
-        }
-        const void* x1 = biased ? b1.data : NULL;
-        const void* x3 = biased && gated ? b3.data : NULL;
-        ref->activation_forward(NULL, dtype, activation, gated, rows, width, pre.data, x1, x3, want.data);
-        kernels->activation_forward(NULL, dtype, activation, gated, rows, width, got_pre.data, x1, x3, got.data);
-        assert_same(&pre, &got_pre, "activation_forward's pre");
-        assert_close(&want, &got, gated ? 18 : 6, 1, "activation_forward");
-        if (!gated) { /* in place */
-          kernels->activation_forward(NULL, dtype, activation, 0, rows, width, got_pre.data, NULL, NULL, got_pre.data);
-          assert_same(&got, &got_pre, "activation_forward in place");
-        }
-        release(&pre), release(&got_pre), release(&b1), release(&b3), release(&want), release(&got);
-      }
-    }
-  }
-}
-TEST(ActivationForward_Any_CloseAndPreSameBits) { sweep(forward_case); }
-
-static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
-    for (int32_t gated = 0; gated < 2; ++gated) {
-      int64_t wide = rows * width * (gated + 1);
-      buffer_t pre = random_buffer(dtype, wide), dact = random_buffer(dtype, rows * width),
-               weight = random_buffer(SLUICE_DTYPE_F32, rows), want_dpre = buffer(dtype, wide),
-               want_w = buffer(dtype, rows * width), want_dw = buffer(SLUICE_DTYPE_F32, rows),
-               got_dpre = copy_of(&want_dpre), got_w = copy_of(&want_w), got_dw = copy_of(&want_dw);
-      ref->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
-                               want_dpre.data, want_w.data, want_dw.data);
-      kernels->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
-                                   got_dpre.data, got_w.data, got_dw.data);
-      assert_close(&want_dpre, &got_dpre, 3 * 3 * 3, 1, "dpre");
-      assert_close(&want_w, &got_w, 3 * 3 * 3, 2, "act_w"); /* act is rounded, then its product */
-      /* An activation that rounds to the neighbouring value changes a term of the sum. */
-      double unit = dtype == SLUICE_DTYPE_F64 ? 0x1p-50 : (dtype == SLUICE_DTYPE_F32 ? 0x1p-20 : 0x1p-7);
-      for (int64_t i = 0; i < rows; ++i) {
-        double x = get(SLUICE_DTYPE_F32, want_dw.data, i), y = get(SLUICE_DTYPE_F32, got_dw.data, i);
-        assert_true(same(x, y) || fabs(x - y) <= unit * (double)width * 0.5 + 0x1p-22 * fabs(x));
-      }
-      /* In place: dpre over pre, act_w over dact. */
-      kernels->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
-                                   pre.data, dact.data, got_dw.data);
-      assert_same(&got_dpre, &pre, "dpre in place");
-      assert_same(&got_w, &dact, "act_w in place");
-      release(&pre), release(&dact), release(&weight), release(&want_dpre), release(&want_w), release(&want_dw);
-      release(&got_dpre), release(&got_w), release(&got_dw);
-    }
-  }
-}
-TEST(ActivationBackward_Any_Close) { sweep(backward_case); }
 
 /* The largest numbers: a square or a cube of x is infinite there and is multiplied by a factor of 0. */
 TEST(Units_AtTheEndsOfTheRange_Close) {
@@ -309,54 +233,6 @@ TEST(ActivationBackward_WithoutWeights_LeavesActW) {
   assert_true(dweight[0] == 4.5f && dpre[0] == 2 && dpre[1] == 0 && dpre[3] == 2);
 }
 
-/* Each row of the result equals its token's row, as gather_rows copies it. Skipped positions are left out. */
-static void scatter_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  enum { TOP_K = 3 };
-  const int64_t stride = width + 8, most = rows * TOP_K, skipped = most / 4, first = most / 3;
-  buffer_t src = random_buffer(dtype, (rows + 1) * stride), want = buffer(dtype, most * width), got = copy_of(&want);
-  int32_t* position = malloc((size_t)(most + 1) * sizeof *position);
-  int32_t* token = malloc((size_t)(most + 1) * sizeof *token);
-  int64_t placed = 0;
-  for (int64_t i = 0; i < most; ++i) position[i] = i % 5 == 4 ? -1 : (int32_t)placed++;
-  for (int64_t i = 0; i < most; ++i) { /* reversed: positions and tokens differ in order */
-    if (position[i] < 0) continue;
-    position[i] = (int32_t)(placed - 1) - position[i];
-    if (position[i] >= first && position[i] < first + skipped) continue;
-    token[position[i] < first ? position[i] : position[i] - skipped] = (int32_t)(i / TOP_K);
-  }
-  ref->gather_rows(NULL, dtype, sluice_max(placed - skipped, 0), width, src.data, stride, token, want.data);
-  kernels->scatter_rows(NULL, dtype, rows, TOP_K, width, src.data, stride, position, first, first + skipped, got.data);
-  assert_same(&want, &got, "scatter_rows");
-  free(position), free(token);
-  release(&src), release(&want), release(&got);
-}
-TEST(ScatterRows_AnyDtypeWidthAlignment_AreGathers) { sweep(scatter_case); }
-
-/* Three matrices whose values alternate in rows of src, packed with gaps; then all rows of the first, in place. */
-static void pack_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  enum { COUNT = 3, GAP = 4 };
-  const int64_t stride = COUNT * width + 5, each = rows * width + GAP;
-  const size_t bytes = sluice_dtype_bytes(dtype);
-  buffer_t src = random_buffer(dtype, (rows + 1) * stride), want = buffer(dtype, COUNT * each), got = copy_of(&want);
-  float factors[70];
-  for (int64_t i = 0; i < rows; ++i) factors[i] = 1.375f;
-  for (int64_t i = 0; i < rows * width * COUNT; ++i) {
-    const int64_t e = i % COUNT, j = i / COUNT % width, row = i / COUNT / width;
-    memcpy((char*)want.data + (size_t)(e * each + row * width + j) * bytes,
-           (const char*)src.data + (size_t)(row * stride + j * COUNT + e) * bytes, bytes);
-  }
-  kernels->pack_matrices(NULL, dtype, dtype, rows, width, src.data, stride, COUNT, COUNT, got.data, each);
-  assert_same(&want, &got, "pack_matrices");
-  for (int64_t i = 0; i < rows; ++i) {
-    char* row = (char*)want.data + (size_t)(i * width) * bytes;
-    ref->scale_rows(NULL, dtype, 1, width / 2, row, factors, row);
-  }
-  kernels->scale_columns(NULL, dtype, rows, width / 2, got.data, width, factors[0]);
-  assert_same(&want, &got, "scale_columns");
-  release(&src), release(&want), release(&got);
-}
-TEST(PackMatrices_AnyDtypeShapeAlignment_AreCopies) { sweep(pack_case); }
-
 /* ---- launching ------------------------------------------------------------------------------------------------- */
 
 TEST(Launch_Fails_IsReportedByLeaveOnce) {
@@ -371,28 +247,6 @@ TEST(Launch_Fails_IsReportedByLeaveOnce) {
   assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b);
   assert_true(x[0] == 2 && x[1] == 3);
-}
-
-/* The driver loads a kernel at its first launch, which would invalidate a capture. */
-TEST(Launch_FirstInACapture_IsRefusedByNameAndTheCaptureIsUsable) {
-  float x[1] = {1}, b[1] = {1};
-  void* stream = sluice_fake_cuda_open_stream(0);
-  for (int round = 0; round < 2; ++round) {
-    sluice_fake_graph_t* graph = NULL;
-    sluice_fake_cuda_begin_capture(stream);
-    cuda->add_bias(stream, SLUICE_DTYPE_F32, 1, 1, x, b);
-    if (round == 0) {
-      REFUSED(sluice_cuda_leave(device), SLUICE_E_STATE, "sluice_add_bias_f32 has not run outside of a capture yet");
-      assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
-    }
-    assert_int_equal(sluice_fake_cuda_end_capture(stream, &graph), 0);
-    sluice_fake_cuda_launch_graph(graph, stream);
-    assert_true(x[0] == (round == 0 ? 1 : 3));
-    cuda->add_bias(stream, SLUICE_DTYPE_F32, 1, 1, x, b);
-    assert_true(x[0] == (round == 0 ? 2 : 4));
-    sluice_fake_cuda_destroy_graph(graph);
-  }
-  sluice_fake_cuda_close_stream(stream);
 }
 
 /* A look-up whose launch failed has not loaded the kernel. */
@@ -411,14 +265,6 @@ TEST(Launch_FirstFails_IsLookedUpAgain) {
   assert_int_equal(sluice_fake_cuda_end_capture(stream, &graph), 0);
   sluice_fake_cuda_destroy_graph(graph);
   sluice_fake_cuda_close_stream(stream);
-}
-
-TEST(Launch_OutsideEnter_DoesNothing) {
-  float x[1] = {1}, b[1] = {1};
-  assert_int_equal(sluice_cuda_leave(device), SLUICE_OK);
-  cuda->add_bias(NULL, SLUICE_DTYPE_F32, 1, 1, x, b);
-  assert_true(x[0] == 1);
-  assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
 }
 
 TEST(Image_OfThisBuild_HasKernelsOrSaysSo) {

@@ -292,11 +292,20 @@ static const char* captured(const layer_machine_t* machine, int32_t world_size) 
   return NULL;
 }
 
+/* By node, if the ranks are two nodes. */
+static case_t copies_case_of(int32_t world_size, int by_node) {
+  case_t c = case_of(world_size);
+  c.deduplicate = by_node ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS;
+  c.ranks_per_node = by_node ? world_size / 2 : 0;
+  return c;
+}
+
 /* Deduplication: routes that share a row, are dropped or repeat an expert, and ranks without tokens. */
 static const char* deduplicated(const layer_machine_t* machine, int32_t world_size) {
-  for (int n = 0; n < 3; ++n) {
-    case_t c = case_of(world_size);
-    c.deduplicate = 1, c.top_k = 4, c.num_chunks = CHUNKS[n], c.bias = 1, c.gated = n % 2;
+  for (int i = 0; i < (world_size == 4 ? 6 : 3); ++i) {
+    const int n = i % 3;
+    case_t c = copies_case_of(world_size, i / 3);
+    c.top_k = 4, c.num_chunks = CHUNKS[n], c.bias = 1, c.gated = n % 2;
     c.wgrad_mode = n == 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
     SUITE_TRY(machine, &c);
     c.dtype = SLUICE_DTYPE_BF16, c.drop_every = 3, c.repeat_every = 2;
@@ -313,9 +322,10 @@ static const char* deduplicated_policies(const layer_machine_t* machine, int32_t
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const int32_t types[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
-  for (int p = 0; p < 9; ++p) {
-    case_t c = case_of(world_size);
-    c.deduplicate = 1, c.top_k = 1 + p, c.num_chunks = CHUNKS[p % 3], c.gated = p % 2, c.dtype = types[p / 3];
+  for (int i = 0; i < (world_size == 4 ? 18 : 9); ++i) {
+    const int p = i % 9;
+    case_t c = copies_case_of(world_size, i / 9);
+    c.top_k = 1 + p, c.num_chunks = CHUNKS[p % 3], c.gated = p % 2, c.dtype = types[p / 3];
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.separate_wgrad = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
     c.num_experts = 12;

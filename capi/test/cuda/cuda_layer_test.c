@@ -30,22 +30,6 @@ static void CudaLayer_SoakOfTwoSeconds_MatchesReferenceAndCpu(void** state) {
   assert_true(cases > 0);
 }
 
-/* The driver waits elsewhere only when memory is released, and a pass releases none. */
-static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
-  (void)state;
-  case_t c = world_small_case();
-  result_t out;
-  char live[200];
-  c.num_chunks = 4, c.bias = 1, c.machine = fakes_machine();
-  fakes_open(1, 1);
-  world_run(&c, &out);
-  assert_int_equal(out.status[0], SLUICE_OK);
-  assert_int_equal(fakes_waits(0, SLUICE_FORWARD).of_driver, 1);
-  assert_int_equal(fakes_waits(0, SLUICE_BACKWARD).of_driver, 0);
-  assert_int_equal(fakes_close(live, sizeof live), 0);
-  world_free(&out);
-}
-
 /* All fakes multiply in the same way, so the cases differ in the called library, its stream and its workspace. */
 static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   (void)state;
@@ -171,7 +155,6 @@ int main(void) {
       tests[count++] = (struct CMUnitTest){.name = entry->name, .test_func = run_entry, .initial_state = entry};
     }
   }
-  tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_AllWaitsOfTheDriver_AreThoseReads);
   tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits);
   tests[count++] = (struct CMUnitTest)cmocka_unit_test(CudaLayer_Tf32_IsByNameAlone);
   for (int i = 0; i < 2; ++i) {

@@ -61,25 +61,3 @@ def test_Ends_ByExceptionAndBySignal_AreTold(server: ForkServer, tmp_path: Path)
         waits.wait(0)
     waits.kill()
     assert waits.wait(60) == -9
-
-
-def test_Collections_InAChild_SkipWhatIsImported(server: ForkServer, tmp_path: Path) -> None:
-    """DeepSpeed collects garbage in every step of some optimizers, which takes 0.3 s with all objects of torch."""
-    counts = "import gc, json; print(json.JSONDecoder in gc.get_objects(), gc.get_freeze_count() > 1000)"
-    assert _start(server, tmp_path, counts).wait(60) == 0
-    assert (tmp_path / "output").read_text() == "False True\n"
-
-
-def test_Environment_ThatImportsRead_DoesNotSuit(server: ForkServer) -> None:
-    assert server.differs_in({**os.environ, "RANK": "1", "MASTER_PORT": "77"}) == []
-    assert server.differs_in({**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_CACHE_DIR": "x"}) == []
-    assert server.differs_in({**os.environ, "OMP_NUM_THREADS": "77"}) == ["OMP_NUM_THREADS"]
-
-
-def test_Import_ThatStartsAThread_IsRefused(tmp_path: Path) -> None:
-    (tmp_path / "starts_one.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    server = ForkServer(["starts_one"], {**os.environ, "PYTHONPATH": str(tmp_path)})
-    with pytest.raises((RuntimeError, OSError)):
-        _start(server, tmp_path, "")

@@ -18,9 +18,3 @@ def test_Areas_EveryTrackedFile_HasOne():
     assert unknown == []
     assert {area for area, _ in KNOWN} == set(lines)
     assert sum(counts.values()) > 1000 and lines["product-backend"] > 50_000
-
-
-def test_Areas_FirstLineThatFits_TakesThePath():
-    known = measure.rules("# c\ntests */test/*\nproduct backend/\n")
-    contents = [("backend/a/test/b.c", b"1\n2\n"), ("backend/a/b.c", b"1\n"), ("gone.c", b"1\n")]
-    assert measure.measure(contents, known) == ({"tests": 2, "product": 1}, {"tests": 1, "product": 1}, ["gone.c"])

@@ -25,7 +25,6 @@ class Cell:
     dtype: str = "float32"
     must_reach: float | None = None  # speed-up over stock
     must_pipeline: float | None = None  # time with one chunk over time with the chosen n
-    loads: tuple[int, ...] = ()  # rows of each expert in a recorded step, which is replayed; empty: use `skew`
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields as plain data."""

@@ -27,7 +27,6 @@ MOST_OVER_PARTS = 1.1
 COMMON = {
     "seed": Option(1, "of tokens and weights"),
     "max_seconds": Option(120.0, "timed seconds per cell; at least 5 pairs are made"),
-    "quiet": Option(0.0, "GFLOP/s that every rank must reach before a round begins"),
     "quiet_timeout": QUIET_S,
     "stolen": STOLEN,
     "option": Option([], "KEY=JSON of the ds_config key"),
@@ -37,8 +36,6 @@ OPTIONS = {
     "cases": Option([], choices=[cell.name for cell in NAMED]),
     **{name: Option(value) for name, value in {"T": 2048, "M": 1024, "H": 4096, "E": 8, "K": 1}.items()},
     "skew": Option(1.0, "load of the first expert over the mean"),
-    "routing": Option(None, "file of expert loads of a training run (`sluice routing`), which are replayed"),
-    "routing_layer": Option(0, "which of its layers"),
     "drop": Option(False, "capacity 1.25 instead of no dropping"),
     "dtype": Option("float32", choices=("float32", "bfloat16")),
     "ranks": RANKS,
@@ -47,21 +44,6 @@ OPTIONS = {
     **COMMON,
 }
 SMOKE = {"T": 64, "M": 32, "H": 64, "E": 4, "K": 2, "link": "none", "pairs": 1}
-
-
-def replayed(path: str, layer: int, E: int, ranks: int) -> tuple[int, ...]:
-    """Loads of the recorded step whose most loaded rank is the median over steps. ValueError: the file does not fit."""
-    from sluice.planning import routing
-
-    trace = routing.read(path)
-    if trace.experts != E:
-        raise ValueError(f"routing {path}: recorded with {trace.experts} experts; give --E {trace.experts}")
-    if not 0 <= layer < trace.layers:
-        raise ValueError(f"routing {path}: it has layers 0 to {trace.layers - 1}; --routing-layer is {layer}")
-    if E % ranks != 0:
-        raise ValueError(f"routing {path}: {E} experts do not divide over {ranks} ranks; choose --ranks")
-    steps = sorted((step[layer] for step in trace.loads), key=lambda loads: routing.skew_of(loads, ranks))
-    return tuple(steps[len(steps) // 2])
 
 
 def measure(bench: Bench, cells: Sequence[Cell], on_record: Callable[[dict[str, Any]], None], **settings: Any) -> None:
@@ -79,7 +61,7 @@ def measure(bench: Bench, cells: Sequence[Cell], on_record: Callable[[dict[str, 
                 "cells": [cell.as_dict() for cell in members],
                 "option": {key: json.loads(value) for key, _, value in (o.partition("=") for o in options.option)},
                 "least_pairs": min(5, options.pairs),
-                **bench.picked("pairs", "seed", "max_seconds", "quiet", "quiet_timeout", "stolen"),
+                **bench.picked("pairs", "seed", "max_seconds", "quiet_timeout", "stolen"),
                 **settings,
             }
             deadline_s = 300 + len(members) * (300 + 10 * options.max_seconds)
@@ -165,13 +147,8 @@ def run(bench: Bench) -> list[str]:
     if options.all or options.cases:
         cells = [cell for cell in NAMED if options.all or cell.name in options.cases]
     else:
-        try:
-            given = (options.routing, options.routing_layer, options.E, options.ranks)
-            loads = replayed(*given) if options.routing else ()
-        except ValueError as error:
-            bench.refuse(str(error))
         shape = bench.picked("T", "M", "H", "E", "K", "skew", "drop", "dtype", "link")
-        cells = [Cell("replayed" if loads else "custom", W=options.ranks, loads=loads, **shape)]
+        cells = [Cell("custom", W=options.ranks, **shape)]
     found: list[dict[str, Any]] = []
 
     def on_record(record: dict[str, Any]) -> None:

@@ -25,9 +25,7 @@ from torch import nn
 
 from integration_tests.benchmarks.layer import routing
 from integration_tests.benchmarks.layer.cells import CAPACITY_FACTOR, Cell
-from integration_tests.benchmarks.layer.stock_parts import StockParts
 from integration_tests.benchmarks.measuring import parts, sluice_side
-from integration_tests.benchmarks.measuring.quiet import Quiet
 from integration_tests.benchmarks.measuring.rank import Rank, gather
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.measuring.stolen import Stolen
@@ -59,10 +57,7 @@ class Bench:
         ).to(self.dtype)
         self.stock.set_deepspeed_parallelism()
         routing.control_gate(self.stock.deepspeed_moe.gate)
-        if cell.loads:
-            chosen = routing.assignments_like(cell.T, cell.K, cell.loads, seed * 13 + self.rank)
-        else:
-            chosen = routing.assignments(cell.T, cell.E, cell.K, cell.skew, seed * 13 + self.rank)
+        chosen = routing.assignments(cell.T, cell.E, cell.K, cell.skew, seed * 13 + self.rank)
         self.x = routing.tokens(chosen, cell.E, cell.M, seed * 17 + self.rank).to(self.dtype)
         self.gradient = torch.randn(cell.T, cell.M, generator=torch.Generator().manual_seed(seed + 5)).to(self.dtype)
 
@@ -107,12 +102,6 @@ class Bench:
             "rows_sent": rows_sent.tolist(),
             "rows_padded": padded,
         }
-
-    def stock_parts(self) -> dict[str, float]:
-        """The parts of stock's time, from one more pass with timers."""
-        with StockParts([self.stock.deepspeed_moe], self.rank) as timers:
-            self.once(self.stock)
-        return timers.seconds()
 
     def memory(self) -> dict[str, object]:
         """Peak bytes of both sides on fresh swaps; memory.py describes what is counted."""
@@ -196,15 +185,12 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
     orders = list(itertools.permutations(modules))
     before: dict[str, dict] = {}
     found_parts: list[dict[str, Any]] = []
-    quiet = Quiet(plan["quiet"], plan["quiet_timeout"])
     stolen = Stolen(plan["stolen"], plan["quiet_timeout"])
     spent, count = 0.0, 0
     while count < WARM_UP + plan["pairs"]:
         if count == WARM_UP and stolen.rounds == 0:
             record["settling_steps"] = {s: settle(bench, m) for s, m in modules.items() if s != "stock"}
             before = counters()
-        if count >= WARM_UP:
-            quiet.wait()
         stolen.begin()
         timed: dict[str, list[float]] = {}
         for side in orders[count % len(orders)]:
@@ -235,9 +221,7 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
             "cpu": quartiles(busy),
         }
     record["parts"] = typical(found_parts)
-    record["quiet"] = quiet.found()
     record["stolen"] = stolen.found()
-    record["stock_parts"] = gather(bench.stock_parts())
     possible_s = record["parts"]["possible_s"]
     record["possible"] = record["sides"]["stock"]["wall"]["median"] / possible_s
     speedup = pair_ratios(wall["stock"], wall["sluice"])

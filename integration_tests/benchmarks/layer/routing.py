@@ -7,8 +7,6 @@ choice, capacity, dropping (with its random draws) and route weights remain the 
 run them on the same tokens.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -27,37 +25,6 @@ def assignments(T: int, E: int, K: int, skew: float, seed: int) -> torch.Tensor:
         at += count
         chosen[token] = torch.tensor([0, *rest] if is_hot else rest)
     return chosen[torch.randperm(T, generator=generator)]
-
-
-def assignments_like(T: int, K: int, loads: Sequence[float], seed: int) -> torch.Tensor:
-    """[T, K] distinct experts per token, exactly in proportion to `loads` (rows of each expert). No expert gets more
-    than T routes, since a token goes to an expert at most once."""
-    quotas = quotas_like(T, K, loads)
-    # Fill the table column by column, expert after expert: at most T consecutive entries never meet a token twice.
-    flat = torch.repeat_interleave(torch.arange(len(quotas)), torch.tensor(quotas))
-    chosen = flat.view(K, T).t().contiguous()
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.argsort(torch.rand(T, K, generator=generator), dim=1)  # shuffles first and later choices
-    return chosen.gather(1, order)[torch.randperm(T, generator=generator)]
-
-
-def quotas_like(T: int, K: int, loads: Sequence[float]) -> list[int]:
-    """Integers with sum T * K, in proportion to `loads`, each at most T."""
-    left, room = T * K, [T] * len(loads)
-    if sum(load > 0 for load in loads) < K:
-        raise ValueError(f"recorded loads go to fewer than {K} experts; a token has {K}")
-    quotas = [0] * len(loads)
-    while left > 0:
-        open_ = [e for e, load in enumerate(loads) if load > 0 and room[e] > 0]
-        total, share = sum(loads[e] for e in open_), left
-        wanted = {e: share * loads[e] / total for e in open_}
-        given = {e: min(room[e], int(wanted[e])) for e in open_}
-        if sum(given.values()) == 0:  # remainders, the largest first
-            for e in sorted(open_, key=lambda e: wanted[e] - int(wanted[e]), reverse=True)[:left]:
-                given[e] = 1
-        for e, rows in given.items():
-            quotas[e], room[e], left = quotas[e] + rows, room[e] - rows, left - rows
-    return quotas
 
 
 def tokens(chosen: torch.Tensor, E: int, M: int, seed: int) -> torch.Tensor:

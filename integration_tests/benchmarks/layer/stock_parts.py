@@ -49,14 +49,6 @@ class StockParts:
         while self._undo:
             self._undo.pop()()
 
-    def seconds(self) -> dict[str, float]:
-        """Sum per direction and kind: forward_comm, forward_compute, backward_comm, backward_compute."""
-        total = dict.fromkeys(("forward_comm", "forward_compute", "backward_comm", "backward_compute"), 0.0)
-        for event in self.events:
-            kind = "compute" if event["op"] == "C" else "comm"
-            total[f"{event['direction']}_{kind}"] += (event["end_ns"] - event["begin_ns"]) / 1e9
-        return total
-
     def _hook(self, index: int, layer: nn.Module) -> None:
         begins: list[int] = []
 

@@ -56,7 +56,7 @@ SEED = Option(7, "of inputs and weights")
 LINK = Option("1gbit", "1gbit, 0.2gbit ...; none: loopback")
 GEMM = Option("native", "named, so that all sides multiply with the same kernels")
 STOLEN = Option(1.0, "rounds are repeated in which a rank's core lost a larger share to other guests of its host")
-QUIET_S = Option(20.0, "seconds of waiting for a quiet machine and of repeated rounds, per cell")
+QUIET_S = Option(20.0, "seconds of repeated rounds, per cell")
 
 
 def links(*default: str) -> Option:

@@ -7,9 +7,9 @@ the leanest plan and those of keeping everything. There every n x policy that fi
 plans. Regret is the median over rounds of the choice's time over that of the best candidate, minus 1. The choices of
 MPMoE's phases and MPipeMoE's eq. 10 from the same calibration are judged too. Baselines run in the same rounds: one
 chunk, a fixed n, FasterMoE's split by destination and PipeMoE's pipeline (tuner_rounds.py). The predicted time of a
-step includes the time of a tiny layer's step outside of its passes (autograd and Python), measured at calibration
-(reference.py). Every scenario is measured between two calibrations (tuner_calibrated.py). Errors are judged only where
-the two calibrations agree within --steady.
+step includes the time of a tiny layer's step outside of its passes (autograd and Python), measured at calibration.
+Every scenario is measured between two calibrations (tuner_calibrated.py). Errors are judged only where the two
+calibrations agree within --steady.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 
 from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import GEMM, QUIET_S, RANKS, SEED, STOLEN, Bench, Option, links, pairs
-from integration_tests.benchmarks.tuner import reference
 
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/tuner.md"
@@ -91,13 +90,9 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
     line["regret"] = {mode: regret(measured, found["key"]) for mode, found in line["modes"].items()}
     line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
     both = {n: line["predicted"][n]["schedule"] for n in measured if n in line["predicted"]}
-    # A step also takes time outside of its passes, which was measured at calibration (reference.py).
-    host_s = line["reference_then"]["host_s"]
+    # A step also takes time outside of its passes, which was measured at calibration (tuner_calibrated.py).
+    host_s = line["host_s"]
     line["error"] = {n: (seconds + host_s) / statistics.median(measured[n]) - 1 for n, seconds in both.items()}
-    line["drift"] = reference.drift(line["reference_then"], line["reference_now"])
-    line["overlap_error"] = [
-        line["predicted"][n]["overlap"] - line["lanes"][n]["overlap"] for n in both if n.split("/")[0] != "1"
-    ]
     line["over_adaptive"] = {name: ratio(line, seconds) for name, seconds in sides_of(line).items()}
     return line
 

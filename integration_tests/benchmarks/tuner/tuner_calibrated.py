@@ -12,39 +12,45 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import TunerOptions
 
+from integration_tests.benchmarks.measuring.parts import slowest
 from integration_tests.benchmarks.measuring.rank import Rank
-from integration_tests.benchmarks.tuner import reference
-from integration_tests.benchmarks.tuner.tuner_rounds import Side
 from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, SIZES, Choice, Scenario, predictions
 
 TINY: dict[str, Any] = {"M": 64, "H": 64, "skew": 1.0}
+SAMPLES = 9
 
 
-def tiny_layer(rank: Rank, T: int, E: int, K: int) -> reference.Reference:
-    """A reference whose step is that of a layer with almost no work, in one chunk, but with as many tokens, routes and
-    parameters for Python and autograd."""
+def host_seconds(rank: Rank, T: int, E: int, K: int) -> Callable[[], float]:
+    """A function that measures the seconds of a step outside of its passes (autograd, Python and the end of the
+    barrier), on the slowest rank: of a layer with almost no work, in one chunk, but with as many tokens, routes and
+    parameters for Python and autograd. Collective."""
     scenario = Scenario(rank.plan, {**TINY, "T": T, "E": E, "K": K})
-    side = Side(scenario, scenario.layer(rank.context(gemm=rank.plan["gemm"]), Choice(1)))
+    layer = scenario.layer(rank.context(gemm=rank.plan["gemm"]), Choice(1))
 
-    def step() -> tuple[float, float]:
-        seconds, (_, _, passes) = side.counted()
-        return seconds, passes
+    def sample() -> float:
+        before = layer.context.stats()["pass_ns"]
+        whole = scenario.step(layer)
+        whole, passes = slowest([whole, (layer.context.stats()["pass_ns"] - before) / 1e9])
+        return max(whole - passes, 0.0)
 
-    return reference.Reference(step)
+    for _ in range(2):  # warm-up
+        sample()
+    return sample
 
 
 class Calibrated(NamedTuple):
-    """A machine, the reference times around its calibration, and the reference itself."""
+    """A machine, the host's seconds of a step around its calibration, and the function that measured them."""
 
     text: bytes
-    reference: dict[str, float]
-    tiny: reference.Reference
+    host_s: float
+    host: Callable[[], float]
 
 
 def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
@@ -59,15 +65,15 @@ def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
     return next(text for text in reversed(texts) if key in text).split(b"\n", 2)[2]
 
 
-def calibrated(scenario: Scenario, group: EpGroup, tiny: reference.Reference, folder: str | None = None) -> Calibrated:
+def calibrated(scenario: Scenario, group: EpGroup, host: Callable[[], float], folder: str | None = None) -> Calibrated:
     """Calibrates the machine. With a folder, the modes use this calibration too. Collective."""
-    before = tiny.samples()
+    before = [host() for _ in range(SAMPLES)]
     if folder is None:
         with tempfile.TemporaryDirectory() as own:
             text = machine_of(scenario, group, own)
     else:
         text = machine_of(scenario, group, folder)
-    return Calibrated(text, reference.medians(before + tiny.samples()), tiny)
+    return Calibrated(text, statistics.median(before + [host() for _ in range(SAMPLES)]), host)
 
 
 def difference(a: Calibrated, b: Calibrated, case: dict[str, Any], world_size: int, budget: int | None) -> float:

@@ -14,7 +14,7 @@ from sluice.config import TunerOptions
 from integration_tests.benchmarks.measuring.parts import slowest
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.tuner.tuner_calibrated import Calibrated, calibrated, difference, tiny_layer
+from integration_tests.benchmarks.tuner.tuner_calibrated import Calibrated, calibrated, difference, host_seconds
 from integration_tests.benchmarks.tuner.tuner_rounds import Rounds
 from integration_tests.benchmarks.tuner.tuner_scenario import (
     OPEN,
@@ -81,8 +81,8 @@ def measure(
     while True:
         began = time.perf_counter()
         stolen = Stolen(plan["most_stolen"], plan["quiet_timeout_s"])
-        found = rounds.run(plan["pairs"], stolen, machine.tiny)
-        later = calibrated(scenario, rank.group, machine.tiny)
+        found = rounds.run(plan["pairs"], stolen)
+        later = calibrated(scenario, rank.group, machine.host)
         off = difference(machine, later, scenario.case, rank.world_size, budget)
         left -= slowest([time.perf_counter() - began])[0]
         if off <= plan["steady"] or left <= 0:
@@ -98,20 +98,20 @@ def main() -> None:
     plan, group, W = rank.plan, rank.group, rank.world_size
     lines = []
     hosted = {tuple(case[name] for name in "TEK") for case in plan["cases"]}
-    tiny = {(T, E, K): tiny_layer(rank, T, E, K) for T, E, K in sorted(hosted)}
+    hosts = {(T, E, K): host_seconds(rank, T, E, K) for T, E, K in sorted(hosted)}
     latest: dict[tuple[int, ...], Calibrated] = {}
     with tempfile.TemporaryDirectory() as folder:  # a new cache, because every link is a different machine
         for number, case in enumerate(plan["cases"]):
             scenario, shape = Scenario(plan, case), tuple(case[name] for name in "MHTEK")
             if shape not in latest:
-                latest[shape] = calibrated(scenario, group, tiny[shape[2:]], folder)
+                latest[shape] = calibrated(scenario, group, hosts[shape[2:]], folder)
             among, budget = candidates(case, latest[shape].text, W)
             models = choices_of_models(case, latest[shape].text, W, among, budget)
             modes, choices = run_modes(scenario, group, folder, budget)
             rounds = Rounds(scenario, group, choices | {*models.values()}, budget)
             final, machine, latest[shape] = measure(rounds, scenario, latest[shape], budget, rank)
             found = json.loads(machine.text)
-            final |= {"predicted": predictions(found, case, W, among, budget), "reference_then": machine.reference}
+            final |= {"predicted": predictions(found, case, W, among, budget), "host_s": machine.host_s}
             picks = {name: key_of(choice) for name, choice in models.items()}
             picks = {name: key for name, key in picks.items() if key in final["measured"]}  # choices that fit
             lines.append({**case, "modes": modes, "models": picks, **final, "calibration": found})

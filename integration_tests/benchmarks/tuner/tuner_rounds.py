@@ -12,8 +12,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.errors import OverBudget
 
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.tuner import reference
-from integration_tests.benchmarks.tuner.tuner_scenario import SIZES, Choice, Scenario, key_of, overlap
+from integration_tests.benchmarks.tuner.tuner_scenario import SIZES, Choice, Scenario, key_of
 
 FIXED = 4  # chunks of the baseline with a fixed n
 PIPEMOE = (2, 4, 8)  # n that PipeMoE's pipeline may take
@@ -26,27 +25,9 @@ class Side:
         self.scenario, self.layer = scenario, layer
         self.screened: list[float] = []
         self.seconds: list[float] = []
-        self.lanes: list[tuple[float, float, float]] = []
 
     def step(self) -> float:
         return self.scenario.step(self.layer)
-
-    def counted(self) -> tuple[float, tuple[float, float, float]]:
-        """Seconds of a step, and of its lanes and passes on this rank."""
-        before = self.layer.context.stats()
-        took = self.step()
-        after = self.layer.context.stats()
-        return took, tuple((after[name] - before[name]) / 1e9 for name in ("compute_ns", "comm_ns", "pass_ns"))
-
-    def lanes_over_ranks(self) -> dict[str, float]:
-        """Medians of the lanes: computation of the rank that computes longest, and communication of the rank that
-        communicates least, since a rank counts its waits for others as communication. Collective."""
-        medians = [statistics.median(values) for values in zip(*self.lanes, strict=True)]
-        most, least = torch.tensor(medians), torch.tensor(medians)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        compute, comm, whole = float(most[0]), float(least[1]), float(most[2])
-        return {"compute": compute, "comm": comm, "passes": whole, "overlap": overlap(compute, comm, whole)}
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------
@@ -157,31 +138,25 @@ class Rounds:
                 self.final[Choice(n)] = self.sides[Choice(n)]
         self.names = {key: key if isinstance(key, str) else key_of(key) for key in self.final}
 
-    def run(self, count: int, stolen: Stolen, tiny: reference.Reference) -> dict[str, dict[str, Any]]:
+    def run(self, count: int, stolen: Stolen) -> dict[str, dict[str, Any]]:
         """Runs `count` new rounds, which replace the earlier rounds."""
-        references = []
         for side in self.final.values():
-            side.seconds, side.lanes = [], []
+            side.seconds = []
         for number in range(count):
             order = list(self.final) if number % 2 == 0 else list(reversed(self.final))
             while True:
                 stolen.begin()
-                took, now = {}, [tiny.sample()]
+                took = {}
                 for key in order:
                     self.final[key].step()
-                    took[key] = self.final[key].counted()
-                now.append(tiny.sample())
+                    took[key] = self.final[key].step()
                 if not stolen.spoiled():
                     break
-            references += now
-            for key, (seconds, lanes) in took.items():
+            for key, seconds in took.items():
                 self.final[key].seconds.append(seconds)
-                self.final[key].lanes.append(lanes)
         return {
             "measured": {self.names[key]: s.seconds for key, s in self.final.items() if not isinstance(key, str)},
             "baselines": {self.names[key]: s.seconds for key, s in self.final.items() if isinstance(key, str)},
-            "lanes": {self.names[key]: s.lanes_over_ranks() for key, s in self.final.items()},
-            "reference_now": reference.medians(references),
         }
 
     def close(self) -> None:

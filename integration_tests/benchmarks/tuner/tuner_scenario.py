@@ -72,12 +72,19 @@ class Scenario:
             **changes,
         }
         sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
-        return MoeLayer(context, MoeConfig(activation="relu", **sizes, **options))
+        return MoeLayer(context, MoeConfig(**{"activation": "relu", **sizes, **options}))
+
+    def forward(self, layer: MoeLayer) -> torch.Tensor:
+        return layer(self.tokens, self.ids, self.weights, self.experts)
+
+    def run(self, layer: MoeLayer) -> None:
+        """One forward and backward."""
+        forget_gradients(self.experts)
+        self.forward(layer).backward(self.cotangent)
 
     def step(self, layer: MoeLayer) -> float:
         """Seconds of one forward and backward on the slowest rank."""
-        forget_gradients(self.experts)
-        return seconds_of(lambda: layer(self.tokens, self.ids, self.weights, self.experts).backward(self.cotangent))
+        return seconds_of(lambda: self.run(layer))
 
 
 # ---- predictions ---------------------------------------------------------------------------------------
@@ -95,23 +102,9 @@ def choice_of(planned: Planned) -> Choice:
     return Choice(planned.num_chunks, planned.restore_input, planned.restore_pre_activation, planned.wgrad)
 
 
-def overlap(compute: float, comm: float, whole: float) -> float:
-    """The part of the shorter lane that ran during the longer lane. 1: all of it, and nothing else took time."""
-    least = min(compute, comm)
-    return (compute + comm - whole) / least if least > 0 else 0.0
-
-
 def predicted_of(p: Prediction) -> dict[str, float]:
-    """Seconds of a step by the schedule, by MPMoE's phases and by MPipeMoE eq. 10; lanes and their overlap."""
-    compute, comm = p.busy("compute"), p.busy("comm")
-    return {
-        "schedule": p.seconds,
-        "mpmoe": p.mpmoe,
-        "mpipemoe": p.mpipemoe,
-        "compute": compute,
-        "comm": comm,
-        "overlap": overlap(compute, comm, p.seconds),
-    }
+    """Seconds of a step by the schedule, by MPMoE's phases and by MPipeMoE eq. 10."""
+    return {"schedule": p.seconds, "mpmoe": p.mpmoe, "mpipemoe": p.mpipemoe}
 
 
 def workload_of(case: dict[str, Any], world_size: int) -> Workload:

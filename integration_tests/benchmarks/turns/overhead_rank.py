@@ -6,13 +6,13 @@ import random
 import time
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, MoeConfig, MoeLayer
+from sluice.adapters.torch import Context, MoeLayer
 
 from integration_tests.benchmarks.measuring.parts import slowest
-from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
+from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
+from integration_tests.benchmarks.tuner.tuner_scenario import Choice, Scenario
 
 MODES = ("deferred", "per_chunk")
 SIDES = ("tuned", "fixed", "twin")
@@ -20,46 +20,24 @@ Choices = dict[int, tuple[int, str]]  # by T: n and mode of weight gradients
 
 
 class Run:
-    """Batches, experts and layers of one workload."""
+    """Batches and layers of one workload. Batches of all sizes train the same experts."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.plan = rank, rank.plan
-        plan, shape = rank.plan, rank.plan["shape"]
-        M, H, E, K = (shape[name] for name in "MHEK")
-        generator = torch.Generator().manual_seed(plan["seed"] + rank.number)
-        self.batches = {}
-        for T in plan["sizes"]:
-            tokens = torch.randn(T, M, generator=generator).requires_grad_()
-            self.batches[T] = (
-                tokens,
-                balanced_ids(T, E, K),
-                torch.full((T, K), 1.0 / K),
-                torch.randn(T, M, generator=generator),
-            )
-        self.experts = make_experts(M, H, E // rank.world_size)
+        case = {**self.plan["shape"], "skew": 1.0}
+        self.batches = {T: Scenario(self.plan, {**case, "T": T}) for T in self.plan["sizes"]}
+        self.one = self.batches[self.plan["sizes"][0]]
+        for each in self.batches.values():
+            each.experts = self.one.experts
 
     def context(self) -> Context:
         return self.rank.context(gemm=self.plan["gemm"])
 
     def layer(self, context: Context, chunks: int = 0, wgrad: str = "adaptive") -> MoeLayer:
-        shape = self.plan["shape"]
-        return MoeLayer(
-            context,
-            MoeConfig(
-                model_width=shape["M"],
-                hidden_width=shape["H"],
-                num_experts=shape["E"],
-                top_k=shape["K"],
-                activation="relu",
-                chunks=chunks,
-                wgrad_mode=wgrad,
-            ),
-        )
+        return self.one.layer(context, Choice(chunks, wgrad=wgrad))
 
     def step(self, layer: MoeLayer, T: int) -> None:
-        forget_gradients(self.experts)
-        tokens, ids, weights, cotangent = self.batches[T]
-        layer(tokens, ids, weights, self.experts).backward(cotangent)
+        self.batches[T].run(layer)
 
     def chosen(self, context: Context, before: Choices) -> Choices:
         """The last decision for each size; the previous one if there was none."""

@@ -9,7 +9,6 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam, cpu_adam, fused_adam

@@ -4,23 +4,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from typing import Any
 
 import ds_models as models
 import torch
-
-
-def _use_reference_if_asked() -> None:
-    if os.environ.get("SLUICE_TEST_BACKEND") == "reference":
-        import ds_reference
-        from sluice.adapters.deepspeed import swapper
-
-        swapper.open_backend = ds_reference.ReferenceBackend
-
-
-_use_reference_if_asked()
 
 
 def parity(layers: list[dict[str, Any]], steps: int = 10, sluice: dict[str, Any] | None = None, **how: Any) -> Any:

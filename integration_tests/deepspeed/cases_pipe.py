@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import deepspeed
 import ds_models
 import pipe_models as models

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import deepspeed
 import ds_models as models
 import sluice as package

@@ -4,7 +4,6 @@ values for the comparison of ranks."""
 
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
 import sluice
 import torch

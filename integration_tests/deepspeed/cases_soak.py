@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
 import torch
 import torch.distributed as dist

@@ -13,7 +13,6 @@ import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
 import rank_group
 import torch

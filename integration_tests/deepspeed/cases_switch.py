@@ -8,7 +8,6 @@ import json
 import os
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import deepspeed
 import ds_models as models
 import torch

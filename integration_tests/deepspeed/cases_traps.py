@@ -8,7 +8,6 @@ import os
 import warnings
 from typing import Any
 
-import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
 import sluice
 import torch

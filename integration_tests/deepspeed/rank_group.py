@@ -45,11 +45,3 @@ def hear(what: str, ranks: Iterable[int]) -> None:
 
     store = dist.distributed_c10d._get_default_store()
     store.wait([f"test/{what}/{rank}" for rank in ranks], timedelta(seconds=120))
-
-
-def make_groups(count: int) -> None:
-    """Makes more groups of all ranks, which remain."""
-    import torch.distributed as dist
-
-    for _ in range(count):
-        dist.new_group()

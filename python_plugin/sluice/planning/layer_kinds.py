@@ -28,10 +28,11 @@ from .layer_moves import (
     Trained,
     moved_bytes_of,
     priced,
+    stages_of,
     trains_enough,
+    verdict_of,
 )
 from .layer_times import LayerTimes
-from .placement import move_verdict
 from .stages import Layer, Link, Plan, Problem
 
 _REMEMBERED = 8  # number of batches over which the maximum of a layer's bytes is taken
@@ -82,12 +83,12 @@ def price(costs: Costs, pipe: Pipe, way: Way) -> Priced:
     """Returns the price of this way."""
     kinds = [int(layer in way.rerun) for layer in range(way.parts[-1])]
     costs = costs._replace(may_rerun=[any(pair) for pair in zip(costs.may_rerun, kinds)])
-    return _priced(stages.price(_problem(costs, pipe), _stages_of(way.parts), kinds))
+    return _priced(stages.price(_problem(costs, pipe), stages_of(way.parts), kinds))
 
 
 def best_kinds(costs: Costs, pipe: Pipe, parts: Sequence[int], less: Sequence[int] = ()) -> Priced | None:
     """Returns the fastest choice for this partition. None: none fits. less: bytes of each stage that others use."""
-    found = _priced(stages.price(_problem(costs, pipe, less), _stages_of(parts)))
+    found = _priced(stages.price(_problem(costs, pipe, less), stages_of(parts)))
     return found if found.fits else None
 
 
@@ -95,10 +96,6 @@ def best_way(costs: Costs, pipe: Pipe, less: Sequence[int] = ()) -> Priced | Non
     """Returns the fastest plan of the chain. None: nothing fits. less: bytes of each stage that others use."""
     found = _priced(stages.plan(_problem(costs, pipe, less)))
     return found if found.fits else None
-
-
-def _stages_of(parts: Sequence[int]) -> list[int]:
-    return [stage for stage, (begin, end) in enumerate(zip(parts, parts[1:])) for _ in range(begin, end)]
 
 
 def _priced(plan: Plan) -> Priced:
@@ -239,17 +236,8 @@ class KindDecider:
         )
 
     def _move_verdict(self, own: Priced, goal: Priced, change: Price) -> str:
-        is_unsure = self._seconds.is_settling()
-        verdict = move_verdict(
-            own.slowest * self._pipe.micro_batches,
-            goal.slowest * self._pipe.micro_batches,
-            change.seconds,
-            self._options.unsure if is_unsure else self._options.horizon,
-            self._options.least_gain,
-            self._since_move,
-            self._options.least_batches,
-        )
-        return "settling" if is_unsure and verdict == "costs_more" else verdict
+        batches = (each.slowest * self._pipe.micro_batches for each in (own, goal))
+        return verdict_of(*batches, change, self._options, self._since_move, self._seconds.is_settling())
 
     # ---- where layers should go ----
 

@@ -109,44 +109,24 @@ def best_parts(
     the fastest possible. Every stage has a layer, and `trained` allows its layers. sizes: bytes that move with each
     layer. Empty: there is none. Pure."""
     sums = [0.0, *accumulate(seconds)]
-    if trained is None:
-        return _fewest_moved(sums, parts, sizes, _least_slowest(sums, len(parts) - 1) * NEAR)
-    least = _least_allowed(sums, parts, trained)
+    least = _least_slowest(sums, parts, trained)
     return _fewest_moved(sums, parts, sizes, least * NEAR, trained) if least < float("inf") else ()
 
 
-def _least_allowed(sums: Sequence[float], parts: Sequence[int], trained: Trained) -> float:
+def _least_slowest(sums: Sequence[float], parts: Sequence[int], trained: Trained | None) -> float:
     layers = len(sums) - 1
     least = [0.0, *[float("inf")] * layers]  # of the first n layers on the stages so far
     for stage in range(len(parts) - 1):
         found = [float("inf")] * (layers + 1)
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
-                if not trained.allows(begin, end, parts[stage : stage + 2]):
-                    continue  # a longer run lacks fewer groups
-                found[end] = min(found[end], max(least[begin], sums[end] - sums[begin]))
+                took = sums[end] - sums[begin]
+                if took >= found[end]:
+                    break  # more layers on this stage take longer
+                if trained is None or trained.allows(begin, end, parts[stage : stage + 2]):
+                    found[end] = min(found[end], max(least[begin], took))
         least = found
     return least[layers]
-
-
-def _least_slowest(sums: Sequence[float], stages: int) -> float:
-    layers = len(sums) - 1
-    least = [sums[n] if n else float("inf") for n in range(layers + 1)]  # of the first n layers on one stage
-    for stage in range(2, stages + 1):
-        least = [_least_last(sums, least, stage, n) for n in range(layers + 1)]
-    return least[layers]
-
-
-def _least_last(sums: Sequence[float], before: Sequence[float], stage: int, end: int) -> float:
-    """Returns the least time of the slowest stage for layers up to `end`, over the first layer of the last stage. The
-    last stage is slower the more layers it has, so the search stops early."""
-    best = float("inf")
-    for begin in range(end - 1, stage - 2, -1):
-        took = sums[end] - sums[begin]
-        if took >= best:
-            break
-        best = min(best, max(before[begin], took))
-    return best
 
 
 def _fewest_moved(
@@ -463,7 +443,6 @@ class LayerDecider:
         if not means:
             return LayerLook("unknown", 0.0, 0.0, self.parts, 0)
         now = slowest_stage(means, self.parts)
-        is_unsure = self._times.is_settling()
         planned = best_parts(means, self.parts, self._sizes, trained) or self.parts
         then = slowest_stage(means, planned)
         moved = moved_bytes_of(self.parts, planned, self._sizes)
@@ -471,23 +450,21 @@ class LayerDecider:
             *(self.parts, planned, means, self._sizes, self._rates, self._micro_batches),
             *(trains_enough(trained), moves_live),
         )
-        verdict = move_verdict(
-            now * self._micro_batches,
-            then * self._micro_batches,
-            way.seconds,
-            self._options.unsure if is_unsure else self._options.horizon,
-            self._options.least_gain,
-            self._since_move,
-            self._options.least_batches,
-        )
-        if is_unsure and verdict == "costs_more":
-            verdict = "settling"
+        batches = (slowest * self._micro_batches for slowest in (now, then))
+        verdict = verdict_of(*batches, way, self._options, self._since_move, self._times.is_settling())
         look = LayerLook(verdict, now, then, self.parts, moved)
         if verdict == "pays":
             self.parts, self._since_move = planned, 0
             self.num_moves += 1
             return look._replace(parts=planned, steps=way.steps, live_s=way.live_s, drained_s=way.drained_s)
         return look
+
+
+def verdict_of(now_s: float, then_s: float, way: Price, options: MoveOptions, since_move: int, is_unsure: bool) -> str:
+    """Returns whether a move pays, by the seconds of batches before and after it. is_unsure: one batch has shown it."""
+    horizon = options.unsure if is_unsure else options.horizon
+    verdict = move_verdict(now_s, then_s, way.seconds, horizon, options.least_gain, since_move, options.least_batches)
+    return "settling" if is_unsure and verdict == "costs_more" else verdict
 
 
 def trains_enough(trained: Trained | None) -> Allows | None:
@@ -497,15 +474,16 @@ def trains_enough(trained: Trained | None) -> Allows | None:
     return lambda stage, before, after: trained.allows_live(*after, before)
 
 
+def stages_of(parts: Sequence[int]) -> list[int]:
+    """Returns the stage of each layer."""
+    return [stage for stage, (begin, end) in enumerate(zip(parts, parts[1:])) for _ in range(begin, end)]
+
+
 def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
     """Returns the most bytes of moved layers that a stage sends or receives."""
     stages = len(old) - 1
     sent, got = [0] * stages, [0] * stages
-    sources, targets = (
-        [stage for stage, (begin, end) in enumerate(zip(parts, parts[1:])) for _ in range(begin, end)]
-        for parts in (old, new)
-    )
-    for source, target, size in zip(sources, targets, sizes):
+    for source, target, size in zip(stages_of(old), stages_of(new), sizes):
         if source != target:
             sent[source] += size
             got[target] += size

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests plans of layers in Megatron's layout: letters, refusals, and the command that prints it."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
-from sluice import __main__ as entry
 from sluice.planning.errors import BadInput
 from sluice.planning.megatron_layout import layout_of
 
@@ -18,12 +15,9 @@ EMBEDDING = {**LAYER, "name": "embedding", "forward_seconds": 1e-5, "backward_se
 LOSS = {**LAYER, "name": "loss", "forward_seconds": 6e-3, "backward_seconds": 12e-3}
 
 
-def _printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], layers: object, *words: str) -> tuple[int, str, str]:
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({"sluice_stages": 1, "stages": 4, "micro_batches": 8, "layers": layers}))
-    status = entry.main(["plan", "--stages", str(path), "--layout", "megatron", *words])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+def _printed(plan, layers: list, *words: str) -> tuple[int, str, str]:
+    model = {"sluice_stages": 1, "stages": 4, "micro_batches": 8, "layers": layers}
+    return plan("--stages", model, "--layout", "megatron", *words)
 
 
 def test_Layout_OfLayers_IsALetterEach() -> None:
@@ -47,14 +41,14 @@ def test_Layout_WhatMegatronHasNoWordFor_IsRefused(names: list[str], stage_of: l
         layout_of(names, stage_of, 2)
 
 
-def test_Command_Layout_IsThePartitionOfThePlan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_Command_Layout_IsThePartitionOfThePlan(plan) -> None:
     layers = [EMBEDDING, {**LAYER, "name": "block", "repeat": 13}, LOSS]
-    assert _printed(tmp_path, capsys, layers) == (0, "Etttt|tttt|tttt|tL\n", "")  # the loss is as slow as three layers
+    assert _printed(plan, layers) == (0, "Etttt|tttt|tttt|tL\n", "")  # the loss is as slow as three layers
 
 
-def test_Command_LayoutUnderABudget_SaysWhatItCannotSay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = _printed(tmp_path, capsys, [{**LAYER, "name": "block", "repeat": 8}], "--budget", "700MiB")
+def test_Command_LayoutUnderABudget_SaysWhatItCannotSay(plan) -> None:
+    status, out, err = _printed(plan, [{**LAYER, "name": "block", "repeat": 8}], "--budget", "700MiB")
     assert status == 0 and out == "Ett|tt|tt|ttL\n"
     assert "the plan has recompute for layers 0" in err
-    status, out, err = _printed(tmp_path, capsys, [{**LAYER, "name": "block", "repeat": 8}], "--budget", "1MiB")
+    status, out, err = _printed(plan, [{**LAYER, "name": "block", "repeat": 8}], "--budget", "1MiB")
     assert (status, out) == (1, "") and "DOES NOT FIT" in err

@@ -5,7 +5,6 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from sluice import __main__ as entry
 from sluice.errors import InvalidArgument
 from sluice.planning import batches, batches_picture
 
@@ -13,15 +12,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command, and returns (exit status, stdout, stderr)."""
-
-    def call(text: str) -> tuple[int, str, str]:
-        status = entry.main(["simulate", *text.split()])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def run(command):
+    return lambda text: command("simulate", *text.split())
 
 
 ALIKE = "--stages 8 --micro-batches 16 --forward 0.02 --backward 0.02 --weight 0.02"

@@ -4,7 +4,6 @@
 import json
 
 import pytest
-from sluice import __main__ as entry
 from sluice import doctor
 
 PHI = 1_500_000_000
@@ -12,15 +11,8 @@ BUCKET = 1 << 22
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command, and returns (exit status, stdout, stderr)."""
-
-    def call(*words: str, command: str = "plan") -> tuple[int, str, str]:
-        status = entry.main([command, "--optimizer", *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def run(command):
+    return lambda *words, of="plan": command(of, "--optimizer", *words)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -77,7 +69,7 @@ RATES = ("--update-rate", "20e9", "--copy-rate", "12e9", "--file-rate", "2e9")
 
 
 def test_Simulate_OfEveryTierAndBucket_IsWhatPlanSaysOfEach(run) -> None:
-    status, out, err = run("1.5e9", *RATES, "--buckets", "1048576,4194304", "--json", command="simulate")
+    status, out, err = run("1.5e9", *RATES, "--buckets", "1048576,4194304", "--json", of="simulate")
     assert (status, err) == (0, "")
     found = json.loads(out)
     steps = {(each["tier"], each["bucket"]): each for each in found["steps"]}
@@ -94,7 +86,7 @@ def test_Simulate_OfEveryTierAndBucket_IsWhatPlanSaysOfEach(run) -> None:
 
 def test_Simulate_OverRanks_HasAColumnForEachK(run) -> None:
     words = ("1.28e8", "--tiers", "near", "--ranks", "4", "--update-rate", "20e9", "--sum-rate", "1e9")
-    status, out, _ = run(*words, "--sum-seconds", "1e-3", "--buckets", "1048576,16777216", command="simulate")
+    status, out, _ = run(*words, "--sum-seconds", "1e-3", "--buckets", "1048576,16777216", of="simulate")
     assert status == 0
     head, *rows = out.splitlines()[2:5]
     assert [f"k = {k}" in head for k in ("1", "2", "4", "inf")] == [True] * 4
@@ -105,11 +97,11 @@ def test_Simulate_OverRanks_HasAColumnForEachK(run) -> None:
 
 
 def test_Simulate_Budgets_SayWhatDoesNotFit(run) -> None:
-    status, out, _ = run("1.5e9", *RATES, "--budget", "near=7GiB", command="simulate")
+    status, out, _ = run("1.5e9", *RATES, "--budget", "near=7GiB", of="simulate")
     assert status == 0
     assert [line.endswith("does not fit") for line in out.splitlines()[3:12]] == [True] * 3 + [False] * 6
     assert "best: k = 1" in next(line for line in out.splitlines() if line.startswith("  far"))
-    assert run("1.5e9", *RATES, "--budget", "near=1GiB", command="simulate")[0] == 1
+    assert run("1.5e9", *RATES, "--budget", "near=1GiB", of="simulate")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -123,7 +115,7 @@ def test_Simulate_Budgets_SayWhatDoesNotFit(run) -> None:
     ],
 )
 def test_Simulate_WrongWords_AreRefusedByName(run, words: tuple[str, ...], named: str) -> None:
-    status, _, err = run(*words, command="simulate")
+    status, _, err = run(*words, of="simulate")
     assert status == 2
     assert named in err
 

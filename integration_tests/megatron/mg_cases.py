@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: tests in addition to a whole training: single layers, specs, errors, checkpoints."""
+"""Rank-side: tests in addition to a whole training: single layers, specs, checkpoints, and ranks that deviate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import contextlib
 import io
 import os
 import signal
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mg_models
@@ -19,6 +20,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
+from mg_models import parallel_state
 from sluice import megatron as ours
 from sluice.adapters.megatron.layer import SluiceMoELayer
 from sluice.errors import SluiceError
@@ -111,25 +113,6 @@ class _OtherExperts(SequentialMLP):
     """Experts of an unknown class."""
 
 
-def refused_experts(policy: str) -> dict[str, Any]:
-    """Builds experts of another class with this on_unsupported."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said):
-            config = mg_models.model_of(2).config
-            spec = ours.with_sluice(mg_models.spec_of(config, "stock", {}), on_unsupported=policy)
-            _with_experts(spec, _OtherExperts)
-            model = mg_models.GPTModel(
-                config=config,
-                transformer_layer_spec=spec,
-                vocab_size=mg_models.VOCABULARY,
-                max_sequence_length=mg_models.SEQUENCE,
-            )
-    except SluiceError as error:
-        return {"error": str(error)}
-    return {"kept": [layer._sluice is None for layer in moe_layers(model)], "said": said.getvalue()}
-
-
 def _with_experts(spec: Any, new: type) -> None:
     for layer in {id(layer): layer for layer in spec.layer_specs}.values():
         mlp = layer.submodules.mlp
@@ -143,20 +126,6 @@ def _with_experts(spec: Any, new: type) -> None:
 def _one_layer(**changes: Any) -> SluiceMoELayer:
     model = mg_models.model_of(2, "decorated", {"gemm": "host"}, num_layers=1, **changes)
     return moe_layers(model)[0]
-
-
-def one_rank_fails() -> dict[str, Any]:
-    """Gives rank 1 hidden states of another dtype: both ranks get an error, and continue."""
-    layer = _one_layer()
-    rank = dist.get_rank()
-    hidden = torch.randn(8, 2, 32, dtype=torch.float64 if rank == 1 else torch.float32)
-    told = ""
-    try:
-        layer(hidden)
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-    output, _ = layer(torch.randn(8, 2, 32))
-    return {"told": told, "finite": bool(output.isfinite().all())}
 
 
 def hooked_expert() -> dict[str, Any]:
@@ -217,28 +186,19 @@ def replaced_linears() -> dict[str, Any]:
     }
 
 
-def few_tokens() -> dict[str, Any]:
-    """Gives rank 1 one token: some experts have no tokens, but all have gradients."""
-    layer = _one_layer()
-    hidden = torch.randn(6 if dist.get_rank() == 0 else 1, 1, 32, requires_grad=True)
-    output, _ = layer(hidden)
-    output.sum().backward()
-    return {
-        "shape": list(output.shape),
-        "grads": [float(parameter.grad.abs().max()) for parameter in layer.experts.parameters()],
-    }
-
-
 def frozen_parameters() -> list[str]:
-    """Freezes parts of a layer, and returns wrong gradients: other bits than before, or of frozen parameters."""
+    """Freezes parts of a layer, and returns wrong gradients: other bits than before, or of frozen parameters. Rank 1
+    has one token, so some experts have none. `backward_dw`, which schedules call, changes nothing."""
     differing: list[str] = []
     wanted: dict[str, torch.Tensor] = {}
     for part in ("nothing", "linear_fc1", "linear_fc2", "local_experts.0", "experts", "router"):
-        layer = _one_layer()
-        hidden = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(dist.get_rank())).requires_grad_()
+        layer, rank = _one_layer(), dist.get_rank()
+        hidden = torch.randn(1 if rank else 6, 1, 32, generator=torch.Generator().manual_seed(rank)).requires_grad_()
         for name, parameter in layer.named_parameters():
             parameter.requires_grad_(part not in name)
         layer(hidden)[0].sum().backward()
+        if wanted:
+            layer.backward_dw()
         found = {"hidden": hidden.grad, **{name: each.grad for name, each in layer.named_parameters()}}
         wanted = wanted or {name: each for name, each in found.items() if each is not None}
         for name, gradient in found.items():
@@ -248,24 +208,13 @@ def frozen_parameters() -> list[str]:
     return [*differing, *([] if len(wanted) > 4 else ["too few"])]
 
 
-def delayed_weight_gradients() -> dict[str, Any]:
-    """Calls `backward_dw` after backward, as schedules do: it changes nothing."""
-    layer = _one_layer()
-    output, _ = layer(torch.randn(8, 2, 32))
-    output.sum().backward()
-    before = [parameter.grad.clone() for parameter in layer.experts.parameters()]
-    layer.backward_dw()
-    after = [parameter.grad for parameter in layer.experts.parameters()]
-    return {"count": len(before), "same": all(torch.equal(one, other) for one, other in zip(before, after))}
-
-
 # ---- distributed checkpoints ----
 
 
 def _state(host: mg_models.Host, is_loading: bool = False, **how: Any) -> dict[str, Any]:
     """Returns the state of the unwrapped model, as DDP would add its name to the keys. how: further metadata."""
     metadata = {
-        "dp_cp_group": mg_models.parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "chained_optim_avoid_prefix": True,
         **how,
     }
@@ -273,22 +222,20 @@ def _state(host: mg_models.Host, is_loading: bool = False, **how: Any) -> dict[s
     return {"model": model, "optimizer": host.optimizer.sharded_state_dict(model, is_loading, metadata=metadata)}
 
 
-def checkpoint(folder: str, saved_by: str, loaded_by: str) -> dict[str, Any]:
-    """Trains two steps by one, and three by the other from its checkpoint, and compares them with five of stock."""
-    first = mg_models.Host(2, saved_by, {"gemm": "host"})
+def checkpoint(folder: str) -> dict[str, Any]:
+    """Trains two steps by stock, and three by Sluice from its checkpoint, and compares them with five of stock."""
+    first = mg_models.Host(2, "stock")
     first.train(2)
     dist_checkpointing.save(_state(first), folder)
-    second = mg_models.Host(2, loaded_by, {"gemm": "host"})
+    second = mg_models.Host(2, "decorated", {"gemm": "host"})
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.zero_()
     loaded = dist_checkpointing.load(_state(second, True), folder)
     second.model.load_state_dict(loaded["model"])
     second.optimizer.load_state_dict(loaded["optimizer"])
-    whole = mg_models.Host(2, "stock")
-    whole.train(2)
-    found = {"resumed": second.train(3), "whole": whole.train(3)}
-    return {**found, "gap": mg_models.gaps(second.parameters(), whole.parameters())}
+    found = {"resumed": second.train(3), "whole": first.train(3)}
+    return {**found, "gap": mg_models.gaps(second.parameters(), first.parameters())}
 
 
 def distributed_checkpoints(folder: str) -> dict[str, Any]:
@@ -323,45 +270,6 @@ def distributed_checkpoints(folder: str) -> dict[str, Any]:
     }
 
 
-def checkpoint_keys() -> list[Any]:
-    """Returns the global keys of stock and of Sluice, with their offsets and replica ids."""
-    found = []
-    for how in ("stock", "decorated"):
-        state = mg_models.model_of(2, how).sharded_state_dict(
-            metadata={"dp_cp_group": mg_models.parallel_state.get_data_parallel_group(with_context_parallel=True)}
-        )
-        found.append(
-            sorted(
-                [name, entry.key, list(map(int, getattr(entry, "global_offset", ()))), list(entry.replica_id)]
-                for name, entry in state.items()
-            )
-        )
-    return found
-
-
-def rank_dies() -> str:
-    """Ends rank 1 before its second forward: the error on rank 0 names it."""
-    layer = _one_layer()
-    layer(torch.randn(8, 2, 32))
-    dist.barrier()
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        layer(torch.randn(8, 2, 32))
-    except SluiceError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def options_differ() -> str:
-    """Gives each rank another number of chunks."""
-    try:
-        mg_models.model_of(2, "decorated", {"chunks": 2 + dist.get_rank()})
-    except SluiceError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
 def one_switched_off() -> str:
     """Sets SLUICE=0 on rank 1 alone: rank 0 does not wait forever."""
     try:
@@ -384,3 +292,98 @@ def resharded(folder: str) -> dict[str, Any]:
             host.model.load_state_dict(dist_checkpointing.load(_state(host)["model"], folder))
             losses[f"{how} {ep}"] = host.train(1)["losses"][0]
     return losses
+
+
+# ---- one rank deviates ----
+
+
+def _said(action: Callable[[], Any]) -> str:
+    """Returns the exception of a call, and its cause; "" if it raised none."""
+    try:
+        action()
+    except Exception as error:
+        cause = "" if error.__cause__ is None else f", from {error.__cause__!r}"
+        return f"{type(error).__name__}: {error}{cause}"
+    return ""
+
+
+def bad_input(**changes: Any) -> dict[str, Any]:
+    """Gives rank 1 hidden states of another width; then both continue."""
+    layer = _one_layer(**changes)
+    said = _said(lambda: layer(torch.randn(8, 2, 36 if dist.get_rank() == 1 else 32)))
+    output, _ = layer(torch.randn(8, 2, 32))
+    return {"said": said, "finite": bool(output.isfinite().all())}
+
+
+def expert_raises() -> dict[str, Any]:
+    """Makes an expert of rank 1, which is called because it has a hook, raise in the first of three forwards."""
+    layer = _one_layer()
+
+    def stumble(*_: Any) -> None:
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("the hook's own words")
+
+    hooks = [expert.register_forward_hook(stumble) for expert in layer.experts.local_experts]
+    said = [_said(lambda: layer(torch.randn(8, 2, 32)))]
+    for hook in hooks:
+        hook.remove()
+    said.append(_said(lambda: layer(torch.randn(8, 2, 32))))
+    output, _ = layer(torch.randn(8, 2, 32))
+    return {"said": said, "finite": bool(output.isfinite().all())}
+
+
+def models_differ() -> str:
+    """Gives rank 1 wider experts."""
+    return _said(lambda: mg_models.model_of(2, "decorated", moe_ffn_hidden_size=48 + 8 * dist.get_rank()))
+
+
+def _built(config: Any, policy: str, is_other: bool = False) -> dict[str, Any]:
+    """Builds a model, and returns the error, what was printed, and which layers Megatron runs. is_other: its experts
+    are of an unknown class."""
+    spec = ours.with_sluice(mg_models.spec_of(config, "stock", {}), on_unsupported=policy)
+    if is_other:
+        _with_experts(spec, _OtherExperts)
+    made: list[Any] = []
+    sizes = {"vocab_size": mg_models.VOCABULARY, "max_sequence_length": mg_models.SEQUENCE}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        said = _said(
+            lambda: made.append(mg_models.GPTModel(config=config, transformer_layer_spec=spec, **sizes))  # fmt: skip
+        )
+    kept = [layer._sluice is None for model in made for layer in moe_layers(model)]
+    return {"said": said, "printed": printed.getvalue(), "kept": kept}
+
+
+def other_experts(policy: str) -> dict[str, Any]:
+    """Gives rank 1 alone experts of an unknown class."""
+    return _built(mg_models.model_of(2).config, policy, is_other=dist.get_rank() == 1)
+
+
+def split_experts(policy: str) -> dict[str, Any]:
+    """Splits experts over two tensor-parallel ranks: refused, or trained by the host."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(2, 1, expert_model_parallel_size=1, expert_tensor_parallel_size=2)
+    try:
+        mg_models.model_parallel_cuda_manual_seed(1234)
+        sizes = {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2}
+        return _built(mg_models.config_of(1, **sizes), policy)
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def dies_in_training(where: str) -> dict[str, Any]:
+    """Kills rank 1 in the forward or backward of the second step, and returns rank 0's error, and how soon it came."""
+    host = mg_models.Host(2, "decorated", {"gemm": "host"})
+    host.train(1)
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dist.get_rank() == 1:
+        first, second = moe_layers(host.model)
+        if where == "forward":
+            second.register_forward_pre_hook(die)
+        else:  # after the second layer's backward
+            first.register_full_backward_pre_hook(die)
+    began = time.monotonic()
+    said = _said(lambda: host.train(1))
+    return {"said": said, "s": time.monotonic() - began}

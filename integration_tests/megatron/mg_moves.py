@@ -87,7 +87,7 @@ def _unwrapped(found: dict[str, Any]) -> dict[str, Any]:
     return {key: value.obj if str(key).endswith(MARK) else value for key, value in found.items()}
 
 
-def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, Any]:
+def checkpoint(folder: str, loaded_by: str) -> dict[str, Any]:
     """Saves while experts are away, loads by stock or by Sluice with experts on other ranks, and compares the resumed
     training with the original run."""
     first = mg_models.Host(2, "decorated", OPTIONS, clip=0.0)

@@ -19,23 +19,23 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from mg_cases import moe_layers
 
-STAGES = 2
+STAGES = EP = 2
 
 
 class PipelineHost(mg_models.Host):
     """A host with this rank's parts of a model of four layers."""
 
-    def __init__(self, how: str, options: dict[str, Any], parts: int | None, ep: int = 2, **changes: Any) -> None:
-        mg_models.groups(ep, STAGES, parts)
+    def __init__(self, how: str, options: dict[str, Any], parts: int | None, **changes: Any) -> None:
+        mg_models.groups(EP, STAGES, parts)
         mg_models.forget_aux_losses()
         model_parallel_cuda_manual_seed(1234)
         # Two stages send and receive at once: the host's interleaved schedule then needs its sends one by one.
         overlap = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if parts else {}
         fields = {"num_layers": 4, "pipeline_model_parallel_size": STAGES, **overlap, **changes}
-        self.config = mg_models.config_of(ep, virtual_pipeline_model_parallel_size=parts, **fields)
+        self.config = mg_models.config_of(EP, virtual_pipeline_model_parallel_size=parts, **fields)
         ddp_config = DistributedDataParallelConfig(average_in_collective=False)
         numbers: list[dict[str, Any]] = [{"vp_stage": part} for part in range(parts)] if parts else [{}]
-        models = [self._model(ep, mg_models.spec_of(self.config, how, options, **part), part) for part in numbers]
+        models = [self._model(mg_models.spec_of(self.config, how, options, **part), part) for part in numbers]
         self.parts = [DistributedDataParallel(self.config, ddp_config, model) for model in models]
         self.config.finalize_model_grads_func = finalize_model_grads
         no_sync = [part.no_sync for part in self.parts]
@@ -43,7 +43,7 @@ class PipelineHost(mg_models.Host):
         self.optimizer = mg_models.optimizer_of(self.parts, self.config, ddp_config, 1.0)
         self.model = torch.nn.ModuleList(models)
 
-    def _model(self, ep: int, spec: Any, part: dict[str, int]) -> GPTModel:
+    def _model(self, spec: Any, part: dict[str, int]) -> GPTModel:
         where = {"ignore_virtual": False, **part} if part else {}
         model = GPTModel(
             config=self.config,
@@ -56,7 +56,7 @@ class PipelineHost(mg_models.Host):
             position_embedding_type="learned_absolute",
             **part,
         )
-        mg_models.fill(model, ep)
+        mg_models.fill(model, EP)
         return model
 
     def batches(self, steps: int, microbatches: int) -> Any:

@@ -8,7 +8,7 @@ from test_mg_training import LOSS, NORM, WEIGHT
 
 @pytest.mark.parametrize("fraction", [1.0, pytest.param(0.5, marks=pytest.mark.full)])
 def test_OffloadedOptimizer_ByTheSpec_TrainsAsTorchsAdamW(ranks2: MegatronRanks, fraction: float) -> None:
-    for found in ranks2.run("mg_offload:trained", dtype="float32", fraction=fraction):
+    for found in ranks2.run("mg_offload:trained", fraction=fraction):
         assert found["kinds"] == ["OffloadedAdamW"]
         assert 0 < found["offloaded"] <= found["of"]
         assert (found["offloaded"] == found["of"]) == (fraction == 1.0)

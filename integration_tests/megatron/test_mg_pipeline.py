@@ -30,20 +30,16 @@ def _check(found: list[dict[str, Any]], parts: int | None) -> None:
     assert min(found[3]["stock"]["losses"]) > 1 and max(found[0]["stock"]["losses"]) == 0
 
 
-@pytest.mark.parametrize("parts", [None, 2], ids=["1F1B", "interleaved"])
-def test_TwoStages_GroupOfTwoInEach_AsStock(ranks4: MegatronRanks, parts: int | None) -> None:
-    _check(ranks4.run("mg_pipeline:train_both", parts=parts, options={"chunks": 2}), parts)
-
-
-@pytest.mark.parametrize("parts, budget", [(None, 16 << 20), (2, 17 << 20)], ids=["1F1B", "interleaved"])
-def test_TwoStages_UnderABudget_ItCountsWhatTheScheduleHolds(
-    ranks4: MegatronRanks, parts: int | None, budget: int
-) -> None:
-    """Each case has another budget, because layers with equal options share a context, with the first model's plan."""
-    found = ranks4.run("mg_pipeline:train_both", parts=parts, options={"memory_budget": budget})
+@pytest.mark.parametrize("parts, budget", [(None, 0), (2, 0), (None, 16 << 20), (2, 17 << 20)])
+def test_TwoStages_GroupOfTwoInEach_AsStock(ranks4: MegatronRanks, parts: int | None, budget: int) -> None:
+    """A budget counts what the schedule holds. Each case has another budget, because layers with equal options share a
+    context, with the first model's plan."""
+    options = {"memory_budget": budget} if budget else {"chunks": 2}
+    found = ranks4.run("mg_pipeline:train_both", parts=parts, options=options)
     _check(found, parts)
-    assert [each["planned_outstanding"] for each in found] == OUTSTANDING[parts]
-    assert all(0 < each["peak_bytes"] <= budget for each in found)
+    if budget:
+        assert [each["planned_outstanding"] for each in found] == OUTSTANDING[parts]
+        assert all(0 < each["peak_bytes"] <= budget for each in found)
 
 
 def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
@@ -55,13 +51,6 @@ def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
     assert [each["layers"] for each in found] == [2, 2, 1, 1]
     assert [each["most_outstanding"] for each in found] == [4, 4, 1, 1]
     assert [each["planned_outstanding"] for each in found] == [4, 4, 1, 1]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("parts", [None, 2], ids=["1F1B", "interleaved"])
-def test_TwoStages_TwoReplicasOfEachExpert_AsStock(ranks4: MegatronRanks, parts: int | None) -> None:
-    """Each rank of a stage has all experts (pipeline and expert-data parallelism)."""
-    _check(ranks4.run("mg_pipeline:train_both", parts=parts, ep=1, options={"chunks": 2}), parts)
 
 
 def test_TwoStages_LaidOutByAPlan_AsStock(oldest4: MegatronRanks) -> None:

@@ -21,7 +21,7 @@ AROUND = Path(__file__).resolve().parent / "upstream"
 MOE = "tests/unit_tests/transformer/moe"
 # (file, whether any of its tests runs on Sluice). Tests of GroupedMLP import Transformer Engine and cannot be collected
 # without it, with stock either. Those of the dispatcher and of checkpoints build layers, or experts alone, and call
-# parts that Sluice does not call: test_mg_dispatch.py tests the same on a whole layer.
+# parts that Sluice does not call: test_mg_training.py and test_mg_layer.py test the same on whole layers.
 FILES = [
     (f"{MOE}/test_moe_layer.py", True),
     (f"{MOE}/test_sequential_mlp.py", True),

@@ -23,23 +23,25 @@ def _answer(layer: int, rows: int, n: int = 2, **more: Any) -> dict[str, Any]:
 
 def _merge_many(path: str, who: int) -> None:
     for number in range(10):
-        decision_cache.merge(path, HERE, [_answer(100 * who + number, 64)])
+        rows = 1 << (10 * who + number)  # each of another size
+        decision_cache.merge(path, HERE, [_answer(1, rows)])
+        decision_log.append([{"rows": rows}], os.path.dirname(path))
 
 
 def test_Merge_ManyProcesses_LosesNothing(tmp_path) -> None:
-    path = str(tmp_path / "folder" / "kept.json")
+    """The same holds for the log of last decisions."""
+    path = tmp_path / "folder" / "kept.json"
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_merge_many, args=(path, who)) for who in range(4)]
+    writers = [context.Process(target=_merge_many, args=(str(path), who)) for who in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join(60)
         assert writer.exitcode == 0
-    found = decision_cache.read(path, HERE)
-    assert sorted(int(answer["layer"], 16) for answer in found) == [
-        100 * who + n for who in range(4) for n in range(10)
-    ]
-    assert set(os.listdir(tmp_path / "folder")) == {"kept.json", "kept.json.lock"}
+    for found in (decision_cache.read(str(path), HERE), decision_log.read(str(path.with_name(decision_log.NAME)))):
+        assert sorted(each["rows"] for each in found) == [1 << n for n in range(40)]
+    names = ("kept.json", decision_log.NAME)
+    assert set(os.listdir(path.parent)) == {*names, *(f"{name}.lock" for name in names)}
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])

@@ -2,7 +2,6 @@
 """Tests the file of last decisions: no lost or partial writes; a damaged file is replaced with a warning; doctor."""
 
 import json
-import multiprocessing
 import os
 
 import pytest
@@ -17,24 +16,6 @@ ENTRY = {
     "why": "raced",
     "ranks": 2,
 }
-
-
-def _append_many(place: str, who: int) -> None:
-    for number in range(10):
-        decision_log.append([{**ENTRY, "rows": 100 * who + number}], place)
-
-
-def test_Append_ManyProcesses_LosesNothing(tmp_path) -> None:
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_append_many, args=(str(tmp_path), who)) for who in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
-    entries = decision_log.read(str(tmp_path / decision_log.NAME))
-    assert sorted(entry["rows"] for entry in entries) == [100 * who + n for who in range(4) for n in range(10)]
-    assert {name for name in os.listdir(tmp_path)} == {decision_log.NAME, decision_log.NAME + ".lock"}
 
 
 def test_Append_MoreThanAreKept_DropsTheOldest(tmp_path) -> None:

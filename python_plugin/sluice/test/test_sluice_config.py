@@ -9,44 +9,15 @@ import pytest
 from sluice import config, run, trace
 
 
-def test_Section_AllKeys_AreRead() -> None:
-    section = {
-        "enabled": True,
-        "chunks": 4,
-        "gemm": "blas",
-        "gemm_library": "/x.so",
-        "timeout": 5,
-        "wgrad_mode": "per_chunk",
-        "chunking": "tokens",
-    }
-    enabled, options = config.parse({**section, "on_unsupported": "warn"})
-    assert enabled
-    assert options == config.Options(
-        chunks=4,
-        wgrad_mode="per_chunk",
-        chunking="tokens",
-        gemm="blas",
-        gemm_library="/x.so",
-        timeout=5.0,
-        on_unsupported="warn",
-    )
-
-
-def test_Deduplicate_IsReadAndAdaptiveByDefault() -> None:
-    assert config.parse({"deduplicate": True})[1].deduplicate is True
-    assert config.parse({"deduplicate": False, "memory_budget": "1GiB"})[1].deduplicate is False
-    assert "not deduplicated" in config.parse({"deduplicate": False})[1].plan_message()
-    assert config.parse({})[1].deduplicate == "adaptive" and "dedup" not in config.parse({})[1].plan_message()
-    by_node = config.parse({"deduplicate": "node", "ranks_per_node": 8})[1]
-    assert (by_node.deduplicate, by_node.ranks_per_node) == ("node", 8)
-    assert "deduplicated by node" in by_node.plan_message()
-    coded = config.parse({"wire_dtype": "int8"})[1]
-    assert coded.wire_dtype == "int8" and "f32 rows travel in int8" in coded.plan_message()
-    assert config.parse({})[1].wire_dtype is None
-    open_ = config.parse({"deduplicate": "rank_or_node"})[1]
-    assert open_.deduplicate == "rank_or_node" and "deduplicated by rank or by node" in open_.plan_message()
-    both = config.parse({"deduplicate": True, "memory_budget": "1GiB", "host_memory_budget": "1MiB"})[1]
-    assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
+def test_PlanMessage_OfRowsThatTravel_SaysHow() -> None:
+    for section, said in (
+        ({"deduplicate": False}, "not deduplicated"),
+        ({"deduplicate": "node"}, "deduplicated by node"),
+        ({"deduplicate": "rank_or_node"}, "deduplicated by rank or by node"),
+        ({"wire_dtype": "int8"}, "f32 rows travel in int8"),
+    ):
+        assert said in config.parse(section)[1].plan_message()
+    assert "dedup" not in config.parse({})[1].plan_message()
 
 
 def test_Reuse_IsReadAndChoosesThePolicyItself() -> None:
@@ -64,36 +35,9 @@ def test_Reuse_IsReadAndChoosesThePolicyItself() -> None:
         config.parse({"reuse": "S1"})
 
 
-def test_Grouping_IsReadAndReachesTheLayer() -> None:
-    from sluice.adapters.torch.options import layer_options
-
-    assert config.parse({})[1].grouping is None
-    assert layer_options(config.parse({})[1], fused=True)["grouping"] is None
-    for word in ("adaptive", "off", "on"):
-        assert layer_options(config.parse({"grouping": word})[1], fused=True)["grouping"] == word
-    with pytest.raises(config.ConfigError, match='"grouping" must be one of adaptive, off, on, not True'):
-        config.parse({"grouping": True})
-
-
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
 def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
     assert config.parse(section) == (False, config.Options())
-
-
-def test_Tuner_Keys_AreRead() -> None:
-    section = {"tuner": {"mode": "model", "calibrate": True, "cache": "c", "machine": None}}
-    assert config.parse(section)[1].tuner == config.TunerOptions(
-        mode="model", calibrate=config.CALIBRATION_SECONDS, cache="c"
-    )
-    assert config.parse({"tuner": {}})[1].tuner == config.TunerOptions()
-    assert config.parse({"tuner": {"calibrate": 2, "decisions": "d.json"}})[1].tuner.calibrate == 2.0
-    assert config.parse({"tuner": {"decisions": True}})[1].tuner.decisions is True
-    assert config.parse({"tuner": {"decisions": False, "pinned": "p.json"}})[1].tuner == config.TunerOptions(
-        pinned="p.json"
-    )
-    assert config.parse({"tuner": {"calibrate": False}})[1].tuner.calibrate is None
-    options = config.resolve({"enabled": True, "tuner": {"mode": "profile"}}, {"SLUICE": "require"})
-    assert options is not None and options.tuner == config.TunerOptions(mode="profile")
 
 
 # (section, key, what is read)
@@ -103,6 +47,31 @@ READ: list[tuple[dict[str, Any], str, Any]] = [
     ({"gradient_pool": "1.5 GiB"}, "gradient_pool", 3 << 29),
     ({"gradient_pool": False}, "gradient_pool", 0),
     ({}, "gradient_pool", None),
+    ({"enabled": True, "chunks": 4}, "chunks", 4),
+    ({"gemm": "blas", "gemm_library": "/x.so"}, "gemm_library", "/x.so"),
+    ({"timeout": 5}, "timeout", 5.0),
+    ({"chunking": "tokens"}, "chunking", "tokens"),
+    ({"ranks_per_node": 8}, "ranks_per_node", 8),
+    ({}, "reuse", False),
+    *(({"memory_budget": "1GiB", name: "1MiB"}, name, 1 << 20) for name in ("host_memory_budget", "memory_budget")),
+    *(({"wgrad_mode": word}, "wgrad_mode", word) for word in ("per_chunk", "deferred", None)),
+    *(({"wire_dtype": word}, "wire_dtype", word) for word in ("bf16", "int8", None)),
+    *(({"grouping": word}, "grouping", word) for word in ("adaptive", "off", "on", None)),
+    *(({"deduplicate": way}, "deduplicate", way) for way in (True, False, "node", "rank_or_node")),
+    ({}, "deduplicate", "adaptive"),
+    *(
+        ({"tuner": written}, "tuner", config.TunerOptions(**meant))
+        for written, meant in [
+            ({}, {}),
+            (
+                {"mode": "model", "calibrate": True, "cache": "c", "machine": None},
+                {"mode": "model", "calibrate": config.CALIBRATION_SECONDS, "cache": "c"},
+            ),
+            ({"calibrate": 2, "decisions": "d.json"}, {"calibrate": 2.0, "decisions": "d.json"}),
+            ({"calibrate": False, "decisions": True}, {"decisions": True}),
+            ({"decisions": False, "pinned": "p.json"}, {"pinned": "p.json"}),
+        ]
+    ),
     *(
         ({"pipeline": written}, "pipeline", meant)
         for written, meant in [
@@ -191,6 +160,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("enabled", 1, ""),
     *(("deduplicate", value, 'must be "adaptive", true, false, "node" or "rank_or_node"') for value in (1, "rank", [])),
     ("wire_dtype", "f8", ""),
+    ("grouping", True, '"grouping" must be one of adaptive, off, on, not True'),
     ("transport", "gloo", ""),
     ("accumulate", "in-place", '"accumulate" must be one of in_place, autograd'),
     *(("gradient_pool", value, '"gradient_pool" must be bytes') for value in (True, 0, -1, "much")),

@@ -91,50 +91,20 @@ def test_Table_OneRank_MovesHardlyMoreThanTheLeast(table, shape: str) -> None:
     assert least <= table[f"{shape} 1"]["row_bytes"] <= 1.15 * least
 
 
-@pytest.fixture(scope="module")
-def mixtral(prices) -> list[Any]:
-    return device_step.record(device_step.SHAPES["mixtral"], 8, 1, prices)
-
-
-# Calls that are planted once on each rank, before its first such call in backward, and the count that shows each.
-PLANTED = {
-    "launch": ("launch", "launches"),
-    "host wait": ("host_wait", "waits"),
-    "wait of a stream": ("wait", "event_waits"),
-    "group": ("messages", "groups"),
-    "header": ("header", "headers"),
-    "GEMM": ("gemm", "gemms"),
-    "copy": ("copy", "copies"),
-    "allocation": ("host_call", "other_calls"),
+KINDS = {
+    **{"launch": "launches", "host_wait": "waits", "wait": "event_waits", "messages": "groups", "header": "headers"},
+    **{"gemm": "single_calls", "copy": "copies", "host_call": "other_calls"},
 }
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_Step_PlantedCall_IsNoLongerTheTables(prices, table, mixtral, what: str) -> None:
-    kind, name = PLANTED[what]
-    events = []
-    for event in mixtral:
-        if event[0] == "mark" and event[2] == "backward":
-            events.append(event)
-            rank = event[1]
-            if kind == "host_call":
-                events.append(["host_call", rank, "cuMemAlloc"])
-                continue
-            planted = copy.deepcopy(next(e for e in mixtral if e[0] == kind and e[1] == rank))
-            if kind == "messages":
-                planted[3] = -1  # on a separate communicator
-            events.append(planted)
-            continue
-        events.append(event)
-    wanted = table["mixtral 8"]
-    row = {**vars(device_step.count(events)), "ms": device_step.priced(prices, events).seconds * 1e3}
-    different = _differences(row, wanted)
-    assert any(text.startswith(f"{name} is ") for text in different), different
-    # A later call may end just before a sleeping host wakes. Without these sleeps no call makes a step shorter.
-    awake = device_prices.Prices(copy.deepcopy(prices.data), prices.where)
-    awake.data["host"]["query_period"] = 1e-9
-    longer, plain = (device_step.priced(awake, calls).seconds for calls in (events, mixtral))
-    assert longer >= plain - 1e-6
+def test_Count_OneMoreCallOfEachKind_IsCounted(prices) -> None:
+    events = device_step.record(device_step.SHAPES["mixtral"], 8, 1, prices)
+    rank = device_step.busiest(events)
+    before = vars(device_step.count(events))
+    for kind, name in KINDS.items():
+        calls = [["host_call", rank, "cuMemAlloc"], *(event for event in events if event[:2] == [kind, rank])]
+        after = vars(device_step.count([*events, next(call for call in calls if call[0] == kind)]))
+        assert after[name] == before[name] + 1, kind
 
 
 def test_Step_OtherWayOfGemms_IsSaidAndCounted(prices, table, monkeypatch) -> None:
@@ -144,14 +114,6 @@ def test_Step_OtherWayOfGemms_IsSaidAndCounted(prices, table, monkeypatch) -> No
     assert step.counts.grouped_calls > 0 == table["mixtral 1"]["grouped_calls"]
     # Each grouped call has written its tables of pointers by three launches.
     assert step.counts.launches - table["mixtral 1"]["launches"] == 3 * step.counts.grouped_calls
-
-
-def test_Step_TimesThatMoveByThreePercent_AreNoLongerTheTables(table) -> None:
-    wanted = table["qwen3 1"]
-    assert _differences(wanted, wanted) == []
-    assert _differences({**wanted, "ms": wanted["ms"] * 1.019}, wanted) == []
-    assert len(_differences({**wanted, "ms": wanted["ms"] * 1.03}, wanted)) == 1
-    assert len(_differences({**wanted, "ms": wanted["ms"] * 0.97}, wanted)) == 1
 
 
 # ---- the clock in cases with a known result

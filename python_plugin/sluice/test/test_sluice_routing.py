@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests recorded expert loads: two real ranks, joined and replayed, and files that cannot be joined."""
+"""Tests recorded expert loads, joined and replayed, and files that cannot be joined; ranks: test_sluice_trace.py."""
 
 import json
 import os
@@ -11,36 +11,11 @@ from pathlib import Path
 import pytest
 from sluice.planning import routing, routing_join
 from sluice.planning.errors import BadInput
-from two_ranks import launcher
-
-HERE = Path(__file__).resolve().parent
 
 
 def _write(folder: Path, rank: int, ranks: list[int], rows: list) -> None:
     head = {"sluice_routing_rank": 1, "rank": rank, "ranks": ranks}
     (folder / f"loads{rank}.jsonl").write_text("\n".join(json.dumps(row) for row in [head, *rows]) + "\n")
-
-
-def test_Record_TwoRealRanks_CountEveryRouteOnce(tmp_path, capsys) -> None:
-    """T 256, K 2 on each of two ranks, so 1,024 rows a layer and step; 4 experts, 2 layers."""
-    pytest.importorskip("torch")
-    folder = tmp_path / "loads"
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", SLUICE_ROUTING_DIR=str(folder))
-    done = subprocess.run(
-        [*launcher(), str(HERE / "trace_rank.py"), "3", "2", "S4"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    out = tmp_path / "routing.jsonl"
-    assert routing_join.main([str(folder), "--out", str(out), "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert (made["steps"], made["experts"], len(made["layers"])) == (3, 4, 2)
-    trace = routing.read(str(out))
-    assert [[sum(layer) for layer in step] for step in trace.loads] == [[1024, 1024]] * 3
-    assert all(1 <= row["rank_skew"] <= row["expert_skew"] <= 2 for row in made["layers"])
 
 
 def test_Join_CopiesOfExperts_AreSummed(tmp_path) -> None:

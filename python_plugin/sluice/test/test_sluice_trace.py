@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_record import COSTS, EVENT, FACTS, HEADER, SLOW_COPIES, pair, record
-from sluice.planning import machines
+from sluice.planning import machines, routing, routing_join
 from sluice.planning.planner import Choice, Planner, Workload
 from sluice.restore import SETS
 from sluice.timeline import Schedule
@@ -193,13 +193,6 @@ def test_Command_NothingRecorded_SaysSo(tmp_path, capsys) -> None:
         assert ended.value.code == 2
 
 
-def test_Command_Help_HasAnExampleAndExitCodes(capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--help"])
-    text = capsys.readouterr().out
-    assert ended.value.code == 0 and "sluice trace --out trace_out -- torchrun" in text and "exit status:" in text
-
-
 def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
     """A recording that equals its schedule is predicted exactly."""
     for rank in (0, 1):
@@ -349,12 +342,16 @@ def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> N
     [("S3", "offload", "recompute"), ("none", "keep", "keep")],
     ids=["S3", "default"],
 )
-def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, inputs: str, pre_activations: str) -> None:
-    """`none` is the default of a layer: its chunks consist of rows."""
+def test_Trace_TwoRealRanks_AreRecordedAndExplained(
+    tmp_path, capsys, policy: str, inputs: str, pre_activations: str
+) -> None:
+    """`none` is the default of a layer: its chunks consist of rows. The ranks also record the loads of their experts:
+    T 256, K 2 on each of two ranks, so 1,024 rows a layer and step; 4 experts, 2 layers."""
     pytest.importorskip("torch")
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
     arguments += ["--machine", "a100-8x8-200g"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
+    loads, routes = tmp_path / "loads", tmp_path / "routing.jsonl"
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", SLUICE_ROUTING_DIR=str(loads))
     done = subprocess.run(
         [*arguments, "--", *launcher(), str(HERE / "trace_rank.py"), "4", "3", policy],
         env=environment,
@@ -388,3 +385,8 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
     assert memory == [(rank, [0, 1], 2, 0) for rank in (0, 1)]  # both layers forward, then back; no budget
     assert all(row["peak_bytes"] > 0 for row in made["memory"])
     assert (tmp_path / "trace.json").exists() and (tmp_path / "timeline.svg").exists()
+    assert routing_join.main([str(loads), "--out", str(routes), "--json"]) == 0
+    joined = json.loads(capsys.readouterr().out)
+    assert (joined["steps"], joined["experts"], len(joined["layers"])) == (4, 4, 2)
+    assert [[sum(layer) for layer in step] for step in routing.read(str(routes)).loads] == [[1024, 1024]] * 4
+    assert all(1 <= row["rank_skew"] <= row["expert_skew"] <= 2 for row in joined["layers"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extracts the declarations of the public C headers as text for a parser of plain C: no macros, attributes or bodies.
+"""Extracts the declarations of the public C headers as text for a parser of plain C: no macros or attributes.
 
 The preprocessor runs with empty system headers (the parser's prelude defines `int32_t` and `size_t`), attributes are
 defined as empty, and integer macros are listed as `#define`s.
@@ -33,20 +33,6 @@ def _preprocess(include_dir: str, source: str, *options: str) -> str:
     return done.stdout
 
 
-def _drop_bodies(text: str) -> str:
-    """Removes `static inline` functions and static assertions, which are not declarations of the ABI."""
-    text = re.sub(r"\b(?:_Static_assert|static_assert)\s*\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)\s*;", "", text)
-    while True:
-        found = re.search(r"\bstatic\s+inline\b[^;{]*\{", text)
-        if not found:
-            return text
-        depth, end = 1, found.end()
-        while depth:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-        text = text[: found.start()] + text[end:]
-
-
 def experimental(include_dir: str) -> set[str]:
     """Returns the functions that the headers mark with SLUICE_EXPERIMENTAL."""
     found: set[str] = set()
@@ -64,4 +50,4 @@ def read(include_dir: str) -> tuple[dict[str, int], str]:
         found = INTEGER_MACRO.match(line)
         if found:
             macros[found.group(1)] = int(found.group(2), 0)
-    return dict(sorted(macros.items())), _drop_bodies(_preprocess(include_dir, source))
+    return dict(sorted(macros.items())), _preprocess(include_dir, source)

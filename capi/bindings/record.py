@@ -92,7 +92,7 @@ def text(m: Model) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _entries(record: str) -> dict[tuple[str, str], str]:
+def entries(record: str) -> dict[tuple[str, str], str]:
     """Returns {(struct or other name, member or ""): its line}."""
     found, struct = {}, ""
     for line in record.splitlines():
@@ -109,6 +109,11 @@ def _entries(record: str) -> dict[tuple[str, str], str]:
     return found
 
 
+def functions(record: str) -> set[str]:
+    """Returns the names of all functions."""
+    return set(re.findall(r"^(?!typedef|#)[^(]*\b(sluice_\w+)\(", record, re.M))
+
+
 def experimental_names(record: str) -> set[str]:
     return set(" ".join(re.findall(r"^experimental (.*)$", record, re.M)).split())
 
@@ -119,7 +124,7 @@ def breaks(before: str, after: str) -> list[str]:
     Exceptions: a larger size of a struct with a member struct_size, reserved members that got a name, and names that
     were experimental in the release.
     """
-    old, new = _entries(before), _entries(after)
+    old, new = entries(before), entries(after)
     free = experimental_names(before)
     gone = []
     for key, line in old.items():

@@ -95,31 +95,23 @@ def test_Release_ThatAnotherRunIsMaking_IsRefused(committed, tmp_path):
             release.release(out, [], CHEAP)
 
 
-def test_Release_FolderThatIsNotEmpty_IsRefused(committed, tmp_path):
-    (tmp_path / "a").write_text("of the user")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/file").write_text("of the user")
-    for name in ("a", "b"):
-        with pytest.raises(libraries.Failure, match=f"{name} exists and is not empty: remove it, or name another"):
-            release.release(str(tmp_path / name), [], CHEAP)
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"] and (tmp_path / "b/file").read_text() == "of the user"
-
-
-def test_Release_ArtifactThatIsNone_IsRefused(committed, tmp_path):
-    with pytest.raises(libraries.Failure, match="there is no rpm: choose among source, bindings"):
-        release.release(str(tmp_path / "a"), [], ["rpm"])
-
-
 @pytest.mark.parametrize(
-    ("only", "url", "message"),
+    ("there", "only", "url", "message"),
     [
-        (["recipes"], None, "recipes name the address of the archive: give it with --url"),
-        (["recipes"], "https://example.org/sluice", "recipes contain the checksum of the archive: name archive too"),
+        ("a", CHEAP, None, "a exists and is not empty: remove it, or name another"),
+        ("a/file", CHEAP, None, "a exists and is not empty: remove it, or name another"),
+        (None, ["rpm"], None, "there is no rpm: choose among source, bindings"),
+        (None, ["recipes"], None, "recipes name the address of the archive: give it with --url"),
+        (None, ["recipes"], "https://example.org", "recipes contain the checksum of the archive: name archive too"),
     ],
 )
-def test_Release_RecipesWithoutWhatTheyName_AreRefused(committed, tmp_path, only, url, message):
+def test_Release_ThatCannotBeMade_IsRefused(committed, tmp_path, there, only, url, message):
+    if there is not None:
+        (tmp_path / there).parent.mkdir(exist_ok=True)
+        (tmp_path / there).write_text("of the user")
     with pytest.raises(libraries.Failure, match=message):
         release.release(str(tmp_path / "a"), [], only, url)
+    assert there is None or (tmp_path / there).read_text() == "of the user"
 
 
 def test_Release_Recipes_AreOfItsArchiveAndAddress(committed, tmp_path, monkeypatch):

@@ -70,12 +70,3 @@ def test_Batch_DrawnMoves_IsThatOfASlowSearch() -> None:
             if a != b:
                 kinds["late" if trigger < 0 else "up" if b > a else "down"] += 1
     assert min(kinds.values()) >= 30, kinds
-
-
-def test_Batch_OfTwoStages_IsAsByHand() -> None:
-    """Forwards and backwards take 2 and 4 seconds on stage 0, and 1 and 2 on stage 1. The layers arrive at once. The
-    first gradient of stage 1, at 5 seconds, reports this during a backward of stage 0, before micro-batch 2."""
-    seconds, old, new = [3.0, 3.0, 3.0], (0, 2, 3), (0, 1, 3)
-    assert batch_of(seconds, old, old, [0.0] * 3, 4) == (25.0, (-1, -1, -1))
-    assert batch_of(seconds, old, new, [0.0] * 3, 4) == (24.0, (-1, 2, -1))
-    assert batch_of(seconds, old, new, [0.0, 100.0, 0.0], 4) == (100.0, (-1, -1, -1))

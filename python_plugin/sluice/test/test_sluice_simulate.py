@@ -246,13 +246,6 @@ def test_Simulate_TraceOfOtherExperts_SaysWhichOptionsFit(words: list[str], text
     assert status == 2 and "recorded with 4 experts" in err and re.search(text, err.strip()), err
 
 
-def test_Simulate_TraceWithTheHintTaken_Runs(tmp_path, capsys) -> None:
-    path = _trace(tmp_path, [[[3, 1, 1, 1]]])
-    words = ["--machine", "h200-8x8", *FLAGS, "--routing", path, "--ranks", "2", "--experts-per-rank", "2"]
-    status, out, _ = run(capsys, *words, "--json")
-    assert status == 0 and json.loads(out)["scaling"]["weak"][0]["skew_median"] == pytest.approx(4 / 3)
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -50,8 +50,8 @@ MAY_USE = {
     "transformers": ("base", "planning", "torch", "common", "common/migration"),
     "pipelining": ("base", "torch", "common"),
     "front": (
-        *("base", "planning", "tracing", "torch", "common/migration"),
-        *("deepspeed", "deepspeed/moe", "megatron", "transformers"),  # transformers: `sluice merge`
+        # The command line loads the modules of its commands by name.
+        *("base", "planning", "torch", "common/migration", "deepspeed", "deepspeed/moe", "megatron", "transformers"),
     ),
 }
 

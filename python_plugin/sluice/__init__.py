@@ -6,6 +6,7 @@ Importing this package imports neither torch nor a host framework, because every
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from sluice import autoload, trace
@@ -38,28 +39,20 @@ __all__ = [
 autoload.load()
 
 
+# Modules that are loaded on first use, not by every `import torch`.
+_LAZY = {
+    "configure": "settings",
+    "plan_model": "adapters.torch.model_plan",
+    "keep_quantised": "adapters.transformers.quantizer",
+    **dict.fromkeys(("decisions", "export_decisions", "export_machine"), "decision_export"),
+    **dict.fromkeys(("experts_at_home", "move_experts", "start_moving_experts"), "expert_placement"),
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "configure":  # loaded on first use, not by every `import torch`
-        from sluice.settings import configure
-
-        return configure
-    if name == "plan_model":
-        from sluice.adapters.torch.model_plan import plan_model
-
-        return plan_model
-    if name == "keep_quantised":
-        from sluice.adapters.transformers.quantizer import keep_quantised
-
-        return keep_quantised
-    if name in ("decisions", "export_decisions", "export_machine"):
-        from sluice import decision_export
-
-        return getattr(decision_export, name)
-    if name in ("experts_at_home", "move_experts", "start_moving_experts"):
-        from sluice import expert_placement
-
-        return getattr(expert_placement, name)
-    raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"sluice.{_LAZY[name]}"), name)
 
 
 def give_back() -> int:

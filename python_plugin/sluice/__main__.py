@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -22,6 +23,15 @@ USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
   tune               measures this machine, and makes the decisions for a model before training
   version            the version of this package
 """
+COMMANDS = {
+    "doctor": "doctor",
+    "plan": "planning.plan_command",
+    "simulate": "planning.simulate_command",
+    "routing": "planning.routing_join",
+    "tune": "planning.tune_command",
+    "trace": "tracing.command",
+    "merge": "adapters.transformers.merge",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,34 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dispatch(command: str, rest: list[str]) -> int:
-    if command == "doctor":
-        from sluice import doctor
-
-        return doctor.main(rest)
-    if command == "plan":
-        from sluice.planning import plan_command
-
-        return plan_command.main(rest)
-    if command == "simulate":
-        from sluice.planning import simulate_command
-
-        return simulate_command.main(rest)
-    if command == "routing":
-        from sluice.planning import routing_join
-
-        return routing_join.main(rest)
-    if command == "tune":
-        from sluice.planning import tune_command
-
-        return tune_command.main(rest)
-    if command == "trace":
-        from sluice.tracing import command as tracing
-
-        return tracing.main(rest)
-    if command == "merge":
-        from sluice.adapters.transformers import merge
-
-        return merge.main(rest)
+    if command in COMMANDS:
+        return int(importlib.import_module(f"sluice.{COMMANDS[command]}").main(rest))
     if command in ("version", "--version"):
         import sluice
 

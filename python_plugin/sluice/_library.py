@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from . import file_trust
-from .errors import AbiMismatch, LibraryNotFound, SluiceError, from_status
+from .errors import AbiMismatch, LibraryNotFound, OverBudget, SluiceError, from_status
 
 ENVIRONMENT = "SLUICE_LIBRARY"
 FILE_NAME = "libsluice.so.0"
@@ -47,6 +47,22 @@ class Library:
         """Raises unless the call succeeded."""
         if status != 0:
             raise self.last_error(status)
+
+    def shortfall(self, status: int) -> str:
+        """Returns the message of OverBudget, and "" if the call succeeded. Raises other errors."""
+        try:
+            self.check(status)
+        except OverBudget as error:
+            return error.message
+        return ""
+
+    def text(self, write: Any, *arguments: Any) -> str:
+        """Returns the text that a function of the library writes. Its first call returns the length."""
+        size = self.ffi.new("uint64_t *")
+        self.check(write(*arguments, self.ffi.NULL, size))
+        text = self.ffi.new("char[]", size[0])
+        self.check(write(*arguments, text, size))
+        return str(self.ffi.string(text).decode())
 
 
 def library_path() -> str:

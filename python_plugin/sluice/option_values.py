@@ -21,15 +21,16 @@ MAX_CHUNKS = 256
 MOST_SECONDS = 1e9  # 31 years: larger values do not fit into nanoseconds
 CALIBRATION_SECONDS = 8.0
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_BINARY = [(name, UNITS[name]) for name in ("TiB", "GiB", "MiB", "KiB", "B")]
 
 
 class ConfigError(InvalidArgument):
     """The section is invalid. The message names the key, the value and what to write."""
 
 
-def bytes_text(value: int) -> str:
+def bytes_text(value: float) -> str:
     """Formats a number of bytes: "20 GiB", "12.5 MiB"."""
-    unit, factor = next(((name, UNITS[name]) for name in ("GiB", "MiB", "KiB") if value >= UNITS[name]), ("B", 1))
+    unit, factor = next(item for item in _BINARY if item == _BINARY[-1] or abs(value) >= item[1])
     return f"{value / factor:.4g} {unit}"
 
 

@@ -76,6 +76,12 @@ class Decoder:
         """Counts elements of all parameters outside of the experts."""
         return self.ends + sum(block.dense for block in self.blocks)
 
+    def kept_by(self, block: Block) -> int:
+        """Counts elements of a token that a layer keeps for its backward, without its experts: inputs and outputs of
+        both norms, queries, keys and values before and after their rotation, the output of attention, and the MLP."""
+        hidden = sum(cols for _, cols in block.linears.get("gate_proj", ()))
+        return 4 * self.model_width + 2 * block.attention_width + self.heads * self.head_width + 3 * hidden
+
     @property
     def moe_blocks(self) -> tuple[Block, ...]:
         return tuple(block for block in self.blocks if block.experts is not None)

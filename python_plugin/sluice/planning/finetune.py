@@ -110,14 +110,10 @@ def adapter_elements(block: Block, targets: tuple[str, ...], rank: int, ranks: i
 
 
 def _activations(recipe: Recipe) -> int:
-    """Returns the bytes of activations outside of the experts: inputs and outputs of both norms, queries, keys and
-    values before and after their rotation, the output of attention, and the MLP that every token passes. With
-    checkpoints: those of one layer, and the input of each."""
+    """Returns the bytes of activations outside of the experts. With checkpoints: those of one layer, and the input of
+    each."""
     decoder, width = recipe.decoder, recipe.decoder.model_width
-    held = []
-    for block in decoder.blocks:
-        hidden = sum(cols for _, cols in block.linears.get("gate_proj", ()))
-        held.append(4 * width + 2 * block.attention_width + decoder.heads * decoder.head_width + 3 * hidden)
+    held = [decoder.kept_by(block) for block in decoder.blocks]
     elements = max(held) + len(held) * width if recipe.checkpoints else sum(held)
     return recipe.tokens * elements * recipe.element
 
@@ -188,14 +184,10 @@ def _plan(planner: Planner, recipe: Recipe, room: int) -> tuple[Workload, Choice
 
 def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
     """Predicts forward and backward outside of the experts. Adapters have gradients, frozen weights do not."""
-    decoder, gemm = recipe.decoder, planner.machine.data["gemm"].get(recipe.decoder.dtype)
-    if gemm is None:
-        raise BadInput(f"machine {planner.machine.name} has no GEMMs of {decoder.dtype}: give another --dtype")
-
-    def rate(form: str) -> float:
-        own = gemm.get(form, gemm)
-        return float(own["flops_per_second"]) * recipe.tokens / (recipe.tokens + float(own.get("half_rows", 0)))
-
+    decoder = recipe.decoder
+    forms = ("forward", "input_grad", "weight_grad")
+    rates = (planner.machine.gemm_rate(decoder.dtype, form, recipe.tokens) for form in forms)
+    forward_rate, input_rate, weight_rate = rates
     elements = sum(block.multiplied for block in decoder.blocks)
     routers = sum(block.experts.count * decoder.model_width for block in decoder.moe_blocks if block.experts)
     scores = len(decoder.blocks) * recipe.tokens * decoder.heads * decoder.head_width
@@ -209,8 +201,8 @@ def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
     blocks = 2.0 * recipe.tokens * (elements + routers + scores + adapters)
     last = 2.0 * recipe.tokens * head
     again = blocks if recipe.checkpoints else 0.0
-    forward = (blocks + again + last) / rate("forward")
-    backward = (blocks + last) / rate("input_grad") + 2.0 * recipe.tokens * adapters / rate("weight_grad")
+    forward = (blocks + again + last) / forward_rate
+    backward = (blocks + last) / input_rate + 2.0 * recipe.tokens * adapters / weight_rate
     return forward + backward
 
 

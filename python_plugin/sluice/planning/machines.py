@@ -33,6 +33,15 @@ class Machine:
     def name(self) -> str:
         return str(self.data.get("name", "unnamed"))
 
+    def gemm_rate(self, dtype: str, form: str, rows: float) -> float:
+        """Returns FLOP/s of GEMMs with this number of rows."""
+        gemm = self.data["gemm"].get(dtype)
+        if gemm is None:
+            known = ", ".join(self.data["gemm"])
+            raise BadInput(f"machine {self.name} has no GEMMs of {dtype}; it has those of {known}: give another dtype")
+        gemm = gemm.get(form, gemm)
+        return float(gemm["flops_per_second"]) * rows / (rows + float(gemm.get("half_rows", 0)))
+
 
 def names() -> list[str]:
     """Returns the named profiles."""

@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from .. import restore
 from .._library import load
-from ..errors import OverBudget
+from ..option_values import bytes_text as size
 from ..timeline.model import Event
 from ..timeline.schedule import LANE_NAMES, WGRAD
 from .errors import BadInput
@@ -24,7 +24,6 @@ FASTER = 0.99  # deduplication is chosen if its step takes at most this share of
 FORMATS = {"plain": 0, "mxfp4": 1, "fp8": 2, "int8": 3, "int4": 4}  # of experts' weights; all but plain are frozen
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
-_OVER_BUDGET = -14
 
 Restore = Union[str, tuple[str, ...], None]  # one policy for all chunks, or one for each chunk
 
@@ -186,12 +185,7 @@ class Planner:
 
     def written(self) -> dict[str, Any]:
         """Returns the machine as the library has read it, with rates as points."""
-        lib, ffi = self._library.lib, self._library.ffi
-        room = ffi.new("uint64_t *")
-        self._library.check(lib.sluice_planner_write_machine(self._handle, ffi.NULL, room))
-        text = ffi.new("char[]", room[0])
-        self._library.check(lib.sluice_planner_write_machine(self._handle, text, room))
-        return json.loads(ffi.string(text).decode())  # type: ignore[no-any-return]
+        return dict(json.loads(self._library.text(self._library.lib.sluice_planner_write_machine, self._handle)))
 
     def workload(self, work: Workload) -> Any:
         """Returns a `sluice_planner_workload_t` with the same policies for all chunks."""
@@ -273,15 +267,9 @@ class Planner:
         count, chosen = ffi.new("int32_t *"), ffi.new("int32_t *")
         want = ffi.NULL if wanted is None else self._choice(wanted)
         asked, _lists = self._workload(work, wanted)
-        status = library.lib.sluice_planner_choose(self._handle, asked, want, listed, MOST, count, chosen)
-        shortfall = ""
-        if status == _OVER_BUDGET:
-            error = library.last_error(status)
-            if not isinstance(error, OverBudget):
-                raise error
-            shortfall = str(error)
-        else:
-            library.check(status)
+        shortfall = library.shortfall(
+            library.lib.sluice_planner_choose(self._handle, asked, want, listed, MOST, count, chosen)
+        )
         candidates = tuple(self.candidate(listed[index], wanted) for index in range(min(count[0], MOST)))
         best = None if chosen[0] < 0 else candidates[chosen[0]].choice
         return Decision(candidates, best, shortfall)
@@ -355,12 +343,3 @@ def words_of_error(median: float, p90: float) -> str:
     if median == 0:
         return "error not measured: this machine is a profile, not a calibration"
     return f"error on sizes held out of the calibration: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %"
-
-
-def size(value: float) -> str:
-    """Formats bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"

@@ -201,16 +201,6 @@ class Grid:
 # ---- times and bytes of layers ----
 
 
-def _rate(machine: Machine, dtype: str, form: str, rows: float) -> float:
-    """Returns FLOP/s of GEMMs with this number of rows."""
-    gemm = machine.data["gemm"].get(dtype)
-    if gemm is None:
-        known = ", ".join(machine.data["gemm"])
-        raise BadInput(f"machine {machine.name} has no GEMMs of {dtype}; it has those of {known}: give another dtype")
-    gemm = gemm.get(form, gemm)
-    return float(gemm["flops_per_second"]) * rows / (rows + float(gemm.get("half_rows", 0)))
-
-
 def _measured(points: Sequence[tuple[int, float, float]], at: int) -> tuple[float, float]:
     """Returns seconds for a micro-batch, on the line through the smallest and largest measured size, or scaled."""
     first, last = min(points), max(points)
@@ -228,7 +218,7 @@ def seconds_of(machine: Machine, model: Model, layer: Layer, micro_batch: int) -
     if not layer.flops:
         return 0.0, 0.0
     flops, rows = layer.flops * micro_batch, float(model.tokens * micro_batch)
-    forward, dx, dw = (_rate(machine, model.dtype, form, rows) for form in ("forward", "input_grad", "weight_grad"))
+    forward, dx, dw = (machine.gemm_rate(model.dtype, form, rows) for form in ("forward", "input_grad", "weight_grad"))
     return flops / forward, flops / dx + flops / dw
 
 
@@ -326,9 +316,7 @@ def _constant(model: Model, split: Split, wanted: Wanted) -> int:
     """Returns the bytes of slots and staging, which do not grow with the number of parameters."""
     if not wanted.has_optimizer:
         return 0
-    held = sum(
-        each.parameters + (each.experts.parameters // split.experts if each.experts else 0) for each in model.layers
-    )
+    held = sum(_held(layer, split) for layer in model.layers)
     made = _step(model, split, wanted, -(-held // split.pipeline))
     return made.bytes["slot"] + made.bytes["staging"]
 

@@ -140,14 +140,12 @@ def of_decoder(data: Mapping[str, Any], batch: int | None, tokens: int | None) -
     embedding = decoder.vocabulary * width
     layers = [Layer("embedding", parameters=embedding, output_bytes=edge, may_recompute=False)]
     for index, block in enumerate(decoder.blocks):
-        hidden = sum(cols for shapes in (block.linears.get("gate_proj", ()),) for _, cols in shapes)
-        held = 4 * width + 2 * block.attention_width + decoder.heads * decoder.head_width + 3 * hidden
         layers.append(
             Layer(
                 f"{index} {'MoE' if block.experts else 'block'}",
                 parameters=block.dense,
                 flops=tokens * (2.0 * block.multiplied + 2.0 * tokens * decoder.heads * decoder.head_width),
-                activation_bytes=tokens * held * element,
+                activation_bytes=tokens * decoder.kept_by(block) * element,
                 checkpoint_bytes=edge,
                 output_bytes=edge,
                 experts=block.experts,

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .._library import load
-from ..errors import OverBudget
 from .errors import BadInput
 from .planner import Candidate, Planner, Workload
 
@@ -17,7 +16,6 @@ KINDS = KEEP, RECOMPUTE, OFFLOAD, MIXED = ("keep", "recompute", "offload", "mixe
 SCHEDULES = ("1f1b", "gpipe", "message_driven")
 METHODS = ("auto", "exact", "heuristic", "uncoarsened")
 REASONS = ("fastest", "free", "saves", "unburdens", "no_time", "over_budget")
-_OVER_BUDGET = -14
 
 
 @dataclass(frozen=True)
@@ -173,15 +171,7 @@ def _asked(call: str, problem: Problem, planner: Planner | None, choices: Sequen
     result.text = text = memory.keep(ffi.new("char[]", result.text_room))
     for choice, (stage, option) in zip(result.choices[0 : len(choices)], choices):
         choice.stage, choice.option = stage, option
-    status = getattr(library.lib, call)(given, result)
-    shortfall = ""
-    if status == _OVER_BUDGET:
-        error = library.last_error(status)
-        if not isinstance(error, OverBudget):
-            raise error
-        shortfall = error.message
-    else:
-        library.check(status)
+    shortfall = library.shortfall(getattr(library.lib, call)(given, result))
     return _plan_of(problem, planner, result, ffi.string(text).decode(), shortfall)
 
 

@@ -245,11 +245,7 @@ def calibrate(context: Any, model_width: int, hidden_width: int, dtype: str, opt
         if speaks:
             lib.sluice_set_log(ffi.NULL, ffi.NULL, 0)
     handle = ffi.gc(out[0], lib.sluice_planner_destroy)
-    room = ffi.new("uint64_t *")
-    library.check(lib.sluice_planner_write_machine(handle, ffi.NULL, room))
-    text = ffi.new("char[]", room[0])
-    library.check(lib.sluice_planner_write_machine(handle, text, room))
-    return Machine(json.loads(ffi.string(text).decode()), {})
+    return Machine(json.loads(library.text(lib.sluice_planner_write_machine, handle)), {})
 
 
 def said(machine: Machine, path: str) -> list[str]:

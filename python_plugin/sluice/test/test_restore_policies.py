@@ -10,11 +10,10 @@ from sluice._restore_table import TABLE
 
 def test_Table_IsTheLibrarysOwn():
     library = load()
-    size = library.ffi.new("uint64_t *")
-    library.check(library.lib.sluice_restore_policies_json(library.ffi.NULL, size))
-    text = library.ffi.new("char[]", size[0])
-    library.check(library.lib.sluice_restore_policies_json(text, size))
-    assert json.loads(library.ffi.string(text)) == TABLE and len(restore.POLICIES) == len(TABLE["policies"]) >= 4
+    assert (
+        json.loads(library.text(library.lib.sluice_restore_policies_json)) == TABLE
+        and len(restore.POLICIES) == len(TABLE["policies"]) >= 4
+    )
 
 
 def test_Numbers_AreThoseOfTheHeader():

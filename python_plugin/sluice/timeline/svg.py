@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..option_values import bytes_text
 from . import colours, shapes
 from .model import Arrow, Event, Panel
 
@@ -153,12 +154,12 @@ def _bytes(body: list[str], panel: Panel, y: float, begin: float, scale: float, 
     body.append(f'<polygon points="{" ".join(points)}" {paint}/>')
     peak = max(value for _, value in panel.bytes)
     body.append(shapes.text(LEFT - 8, y + 16, panel.bytes_words[0], 10, "end"))
-    body.append(shapes.text(LEFT - 8, y + 29, f"peak {_size(peak)}", 9, "end"))
+    body.append(shapes.text(LEFT - 8, y + 29, f"peak {bytes_text(peak)}", 9, "end"))
     if panel.reserved_bytes:
         line = bottom - panel.reserved_bytes / top * (BYTES_HEIGHT - 6)
         dash = f'stroke="{colours.LIMIT}" stroke-width="0.8" stroke-dasharray="4 3"'
         body.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{line:.1f}" y2="{line:.1f}" {dash}/>')
-        words = f"{panel.bytes_words[1]} {_size(panel.reserved_bytes)} (red)"
+        words = f"{panel.bytes_words[1]} {bytes_text(panel.reserved_bytes)} (red)"
         body.append(shapes.text(LEFT - 8, y + 41, words, 9, "end"))
     return bottom + 6
 
@@ -211,11 +212,3 @@ def _time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
-
-
-def _size(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return ""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import SluiceError
 from ..planning import machines
+from ..planning.command import parser as parser_of
 from ..planning.errors import BadInput
 from ..planning.planner import Planner
 from . import moves, outside, planned, report, stages, text
@@ -38,12 +39,7 @@ command
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice trace",
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("sluice trace", __doc__, EXAMPLE)
     parser.add_argument("--out", default="trace_out", metavar="DIR", help="for records and pictures (%(default)s)")
     parser.add_argument(
         "--steps", type=int, default=3, metavar="N", help="number of last steps to report (%(default)s)"

@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from .passes import BadRecord, data_of
+from .passes import BadRecord, files_of
 
 
 def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the moves for report.json, by begin: the bytes that all ranks sent, and the longest time that a rank
     spent in the move and in its commit. BadRecord names the file."""
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for path in sorted(Path(folder).glob("rank*.json")):
-        data = data_of(path)
+    for name, data in files_of(folder):
         try:
             for each in data.get("moves", []) if isinstance(data, Mapping) else ():
                 _add(found, each)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadRecord(f"{path.name}: moves: {type(error).__name__}: {error}") from error
+            raise BadRecord(f"{name}: moves: {type(error).__name__}: {error}") from error
     return [found[key] for key in sorted(found, key=lambda key: key[2])]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,14 +72,17 @@ class BadRecord(ValueError):
     """The file is not a recording. The message names the field."""
 
 
-def data_of(path: Path) -> Any:
-    """Returns the data of a rank's file."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise BadRecord(f"{path.name}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadRecord(f"{path.name}: not JSON ({error}); the process may have been killed while writing") from error
+def files_of(folder: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
+    """Yields name and data of each rank's file."""
+    for path in sorted(Path(folder).glob("rank*.json")):
+        try:
+            data = json.loads(path.read_text())
+        except OSError as error:
+            raise BadRecord(f"{path.name}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            lost = "the process may have been killed while writing"
+            raise BadRecord(f"{path.name}: not JSON ({error}); {lost}") from error
+        yield path.name, data
 
 
 def read_record(data: Any, name: str) -> list[Pass]:

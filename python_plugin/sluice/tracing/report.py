@@ -27,9 +27,8 @@ def read(
     """Reads all passes of all ranks of a folder, on one clock. may_be_empty: something else was recorded."""
     by_rank: dict[int, list[Pass]] = {}
     boots: dict[int, str] = {}
-    for path in sorted(Path(folder).glob("rank*.json")):
-        data = recorded.data_of(path)
-        found = recorded.read_record(data, path.name)
+    for name, data in recorded.files_of(folder):
+        found = recorded.read_record(data, name)
         by_rank.setdefault(data["rank"], []).extend(found)
         boots[data["rank"]] = data["boot"]
     if not any(by_rank.values()) and not may_be_empty:
@@ -54,8 +53,7 @@ def newest(by_rank: Mapping[int, Sequence[Pass]], steps: int) -> list[Pass]:
 def memory_of(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the recorded memory of each rank and group: peak bytes, and measured and planned outstanding forwards."""
     rows = []
-    for path in sorted(Path(folder).glob("rank*.json")):
-        data = recorded.data_of(path)
+    for _, data in recorded.files_of(folder):
         for context in data["contexts"]:
             if isinstance(context.get("memory"), Mapping):
                 rows.append({"rank": data["rank"], "ranks": context.get("ranks", [data["rank"]]), **context["memory"]})

@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..timeline import stages
 from ..timeline.model import Event, Panel, from_trace
-from .passes import BadRecord, data_of
+from .passes import BadRecord, files_of
 
 
 @dataclass
@@ -27,8 +26,7 @@ class Batch:
 def read(folder: str | os.PathLike[str]) -> list[Batch]:
     """Reads the last batch of all pipelines that ran. BadRecord names the file."""
     found: dict[tuple[Any, ...], Batch] = {}
-    for path in sorted(Path(folder).glob("rank*.json")):
-        data = data_of(path)
+    for name, data in files_of(folder):
         try:
             for entry in data.get("pipelines", []) if isinstance(data, Mapping) else ():
                 ranks = tuple(int(rank) for rank in entry["ranks"])
@@ -37,7 +35,7 @@ def read(folder: str | os.PathLike[str]) -> list[Batch]:
                 batch.predicted += from_trace(entry["predicted"])
                 batch.boots.add(str(data.get("boot", "")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadRecord(f"{path.name}: pipelines: {type(error).__name__}: {error}") from error
+            raise BadRecord(f"{name}: pipelines: {type(error).__name__}: {error}") from error
     return [found[key] for key in sorted(found)]
 
 

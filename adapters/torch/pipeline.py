@@ -213,12 +213,8 @@ class Pipeline:
         layer, micro-batch as chunk. They are this rank's ops as they ran; predicted: the ops of all stages, as
         simulated with the times of that batch. Not while a batch runs."""
         library = load()
-        ffi, size = library.ffi, library.ffi.new("uint64_t *")
-        write, handle = library.lib.sluice_pipeline_timeline_json, self.handle
-        library.check(write(handle, int(predicted), ffi.NULL, size))
-        text = ffi.new("char[]", size[0])
-        library.check(write(handle, int(predicted), text, size))
-        return json.loads(ffi.string(text))["events"]
+        text = library.text(library.lib.sluice_pipeline_timeline_json, self.handle, int(predicted))
+        return json.loads(text)["events"]
 
     def close(self) -> None:
         """Releases the pipeline; its group stays open. Not collective."""

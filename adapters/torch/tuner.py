@@ -219,19 +219,9 @@ def deduplication(handle: Any) -> dict[str, Any] | None:
     return None
 
 
-def _written(write: Any, handle: Any) -> str:
-    """Returns the text that a function of the library writes. The first call returns its length."""
-    library = load()
-    size = library.ffi.new("uint64_t *")
-    library.check(write(handle, library.ffi.NULL, size))
-    text = library.ffi.new("char[]", size[0])
-    library.check(write(handle, text, size))
-    return str(library.ffi.string(text).decode())
-
-
 def decisions_json(handle: Any) -> str:
     """Returns all answers as JSON, for a file that a later run names as "pinned" or "decisions"."""
-    return _written(load().lib.sluice_context_write_decisions, handle)
+    return load().text(load().lib.sluice_context_write_decisions, handle)
 
 
 def answers(handle: Any) -> list[dict[str, Any]]:
@@ -250,7 +240,7 @@ def learn(handle: Any, text: str) -> None:
 
 def machine_json(handle: Any) -> str:
     """Returns the tuner's machine, corrected by steps. InvalidState if it has none, or too few steps have run."""
-    return _written(load().lib.sluice_context_write_machine, handle)
+    return load().text(load().lib.sluice_context_write_machine, handle)
 
 
 def stats(handle: Any) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class Batch:
     rendezvous: bool = False
     shares_cards: bool = False
     op_seconds: Callable[[str, int, int, float, float], float] | None = None
-    reduce_seconds: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def predict(batch: Batch) -> Prediction:
     value.separate_wgrad = -1 if batch.separate_wgrad is None else int(batch.separate_wgrad)
     count = batch.num_stages * batch.num_virtual
     for name, kind, wanted in (
-        *((f"{name}_seconds", "double[]", count) for name in ("forward", "backward", "weight", "message", "reduce")),
+        *((f"{name}_seconds", "double[]", count) for name in ("forward", "backward", "weight", "message")),
         *((f"{name}_bytes", "uint64_t[]", count) for name in ("activation", "held")),
         ("memory_budget", "uint64_t[]", batch.num_stages),
     ):

@@ -84,19 +84,6 @@ def test_Stages_Picture_PutsVirtualStagesWhereTheyRun(policy: str, stages: str) 
         assert all(end <= begin + 1e-9 for (_, end), (begin, _) in zip(own, own[1:]))
 
 
-def test_Stages_SlowLinks_AskForMoreInFlight(run) -> None:
-    words = "--stages 4 --micro-batches 16 --forward 0.1 --backward 0.2 --rendezvous --policy message_driven --json"
-    limits = []
-    for message in ("0.001", "0.075", "0.15"):
-        (found,) = (
-            each
-            for each in json.loads(run(f"{words} --message {message}")[1])["policies"]
-            if not each["separate_wgrad"]
-        )
-        limits.append(found["in_flight"])
-    assert limits == sorted(limits) and limits[0] < limits[-1]
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -141,13 +128,3 @@ def test_Predict_SecondsOfEachOp_TakeTheirPlaceAndErrorsPass() -> None:
         batches.predict(_alike("1f1b", op_seconds=fails))
     with pytest.raises(InvalidArgument, match="the time of forward of micro-batch 0"):
         batches.predict(_alike("1f1b", op_seconds=lambda *_: -1.0))
-
-
-def test_Predict_ReductionsAndSharedCards_AreCounted() -> None:
-    usual = batches.predict(_alike("1f1b")).seconds
-    assert batches.predict(_alike("1f1b", reduce_seconds=[0, 0, 0, 6])).seconds == pytest.approx(usual)
-    assert batches.predict(_alike("1f1b", reduce_seconds=[6, 0, 0, 0])).seconds == pytest.approx(usual + 6)
-    slow = {"message_seconds": [2.0] * 4, "in_flight": 4}
-    own, shared = (batches.predict(_alike("1f1b", **slow, shares_cards=each)).seconds for each in (False, True))
-    assert shared > own
-    assert batches.predict(_alike("deepspeed", message_seconds=[2.0] * 4, rendezvous=True)).seconds > own

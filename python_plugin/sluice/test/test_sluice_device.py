@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice.planning import device_clock, device_prices, device_step, simulate_command
+from sluice.planning import device_prices, device_step, simulate_command
 from sluice.planning.errors import BadInput
 
 TABLE = Path(__file__).resolve().parent / "priced_steps.json"
@@ -218,24 +218,6 @@ def test_Clock_Groups_BeginWithTheLastRankAndInOrder(prices) -> None:
     assert _seconds(free, *two) == pytest.approx(2e-3, rel=1e-2)
     with pytest.raises(BadInput, match=r"ranks \[0, 1\] wait for events that no rank produces"):
         _seconds(free, group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]], 2])
-
-
-def test_Gemms_TilesFillTurns(prices) -> None:
-    half = device_clock.gemms(prices, "single", 2, 2, [(1024, 1536, 2048)])  # 48 large tiles or 96 small ones
-    whole = device_clock.gemms(prices, "single", 2, 2, [(4096, 28672, 4096)])
-    assert half.share < 1 and whole.share == 1
-
-    def rate(work: device_clock.Work, m: int, n: int, k: int) -> float:
-        return 2 * m * n * k / work.seconds
-
-    assert 240e12 < rate(half, 1024, 1536, 2048) < 420e12 and 650e12 < rate(whole, 4096, 28672, 4096) < 735e12
-    # Told of 33 SMs, the library takes large tiles: slower alone, with less of the device for each of four.
-    quarter = device_clock.gemms(prices, "single", 2, 2, [(512, 2048, 7168)], 33)
-    alone = device_clock.gemms(prices, "single", 2, 2, [(512, 2048, 7168)])
-    assert alone.seconds < quarter.seconds and quarter.share <= 0.25
-    assert quarter.seconds * quarter.share < 0.6 * alone.seconds * alone.share
-    one = device_clock.gemms(prices, "grouped", 2, 2, [(1024, 1536, 2048)] * 128)
-    assert 250e12 < 128 * rate(one, 1024, 1536, 2048) < 500e12
 
 
 # ---- refusals

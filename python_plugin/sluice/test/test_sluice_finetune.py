@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 from sluice import __main__ as entry
-from sluice.planning import architecture, finetune, machines, simulate
+from sluice.planning import architecture, finetune, simulate
 from sluice.planning.errors import BadInput
-from sluice.planning.planner import Choice, Planner, Workload, weight_bytes
+from sluice.planning.planner import Workload, weight_bytes
 
 QWEN3 = {
     "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
@@ -62,12 +62,6 @@ def test_Experts_OfWholeModels_TakeThePublishedBytes(config, weight_format: str,
     elements = layers * experts.count * 3 * experts.model_width * experts.hidden_width
     assert found == pytest.approx(elements * per_element, rel=1e-3)
     assert 4 * finetune.expert_bytes(experts, name, "bf16", 4) == finetune.expert_bytes(experts, name, "bf16", 1)
-
-
-def test_WeightBytes_AreTheLibrarys() -> None:
-    assert weight_bytes("plain", "bf16", 96, 64) == (2 * 96 * 64, 0)
-    assert weight_bytes("mxfp4", "bf16", 96, 64) == (96 * 32, 96 * 2)
-    assert weight_bytes("fp8", "f32", 130, 64) == (130 * 64, 4 * 2)
 
 
 def test_Finetune_WholeModel_IsATableOfParts(run) -> None:
@@ -167,17 +161,6 @@ def test_Targets_Groups_AreTheirNames() -> None:
 # ---- adapters and frozen weights in plan and simulate ----
 
 WORK = Workload(1024, 4096, 4096, 8, 2, 8)
-
-
-def test_Predict_AdaptersAndFrozenWeights_TakeLessBackwardThanTraining() -> None:
-    planner, choice = Planner(machines.load("h200-8x8")), Choice(2, "keep", "keep", "per_chunk")
-    trained, frozen, adapted = (
-        planner.predict(work, choice)
-        for work in (WORK, WORK.with_(weight_format="fp8"), WORK.with_(weight_format="fp8", lora_rank=16))
-    )
-    assert frozen.backward < adapted.backward < trained.backward
-    assert frozen.forward == trained.forward < adapted.forward
-    assert adapted.bytes["slot"] > frozen.bytes["slot"]
 
 
 def test_Plan_LoraRank_IsPricedAndRefused(capsys) -> None:

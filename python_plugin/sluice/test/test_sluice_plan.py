@@ -35,90 +35,11 @@ def test_Profiles_EachIsReadableAndHasItsSources(name: str) -> None:
     assert Planner(machine).predict(WORK, Choice(4, "keep", "keep", "deferred")).seconds > 0
 
 
-def test_Predict_Timeline_EndsWithThePass() -> None:
-    planner = Planner(machines.load("a100-8x8-1600g"))
-    made = planner.predict(WORK, Choice(4, "offload", "recompute", "per_chunk"), timeline=True)
-    for direction, seconds in (("forward", made.forward), ("backward", made.backward)):
-        last = max(event.end for event in made.events[direction])
-        assert last + made.overhead / 2 == pytest.approx(seconds, rel=1e-9)
-    assert made.bytes["total"] >= made.bytes["slot"] + made.bytes["step"]
-
-
-def test_Choose_UnderBudget_TakesTheFastestThatFits() -> None:
-    planner = Planner(machines.load("a100-8x8-200g"))
-    free = planner.choose(WORK)
-    assert len(free.candidates) >= 9
-    chosen = [c for c in free.candidates if c.verdict == "chosen"]
-    assert len(chosen) == 1 and chosen[0].choice == free.chosen
-    assert chosen[0].seconds == min(c.seconds for c in free.candidates)
-    budget = min(c.total_bytes for c in free.candidates) * 3 // 2
-    tight = planner.choose(WORK.with_(memory_budget=budget))
-    assert tight.chosen is not None
-    for c in tight.candidates:
-        assert (c.verdict == "over budget") == (c.total_bytes > budget)
-        assert c.reason()
-    none = planner.choose(WORK.with_(memory_budget=1 << 20))
-    assert none.chosen is None and "no plan fits the memory budget of 1048576 bytes" in none.shortfall
-    assert none.candidates and all(c.bytes_over > 0 for c in none.candidates)
-
-
-def test_Choose_HostBudget_BoundsWhatIsOffloaded() -> None:
-    planner = Planner(machines.load("a100-8x8-200g"))
-    made = planner.choose(WORK.with_(host_memory_budget=1 << 10))
-    for c in made.candidates:
-        offloads = "offload" in (c.choice.restore_input, c.choice.restore_pre_activation)
-        assert (c.verdict == "over host budget") == offloads
-        assert not offloads or c.reason().startswith("over host budget by ")
-    none = planner.choose(WORK.with_(host_memory_budget=1 << 10), Choice(4, "offload", "offload"))
-    assert none.chosen is None and "raise host_memory_budget" in none.shortfall
-
-
-def test_Choose_FixedPolicy_IsKept() -> None:
-    planner = Planner(machines.load("h200-8x8"))
-    decision = planner.choose(WORK, Choice(4, "redispatch", "recompute"))
-    assert (decision.chosen.num_chunks, decision.chosen.policy) == (4, "S4")
-    assert {c.choice.policy for c in decision.candidates} == {"S4"}
-
-
 def _budget_between(planner: Planner, work: Workload) -> int:
     """Returns a budget that is too small for the fastest policy of all chunks, and more than the smallest needs."""
     every = planner.choose(work.with_(memory_budget=1 << 50)).candidates
     least = min(c.total_bytes for c in every)
     return least + (next(c for c in every if c.verdict == "chosen").total_bytes - least) * 3 // 4
-
-
-def test_Choose_MayKeepPart_ListsPoliciesOfTheChunksThatFit() -> None:
-    planner = Planner(machines.load("a100-8x8-200g"))
-    work = FEW_RANKS.with_(memory_budget=_budget_between(planner, FEW_RANKS))
-    whole, both = planner.choose(work), planner.choose(work.with_(may_keep_part=True))
-    assert all(c.choice.kept_chunks == 0 for c in whole.candidates)
-    choices, whole_choices = ([c.choice for c in one.candidates] for one in (both, whole))
-    parts = both.candidates[len(whole_choices) :]
-    assert parts and choices[: len(whole_choices)] == whole_choices
-    for c in parts:
-        assert 0 < c.choice.kept_chunks < c.choice.num_chunks and c.total_bytes <= work.memory_budget
-        assert c.choice.where == f"{c.choice.policy} in {c.choice.kept_chunks} of {c.choice.num_chunks}"
-        made = planner.predict(work, c.choice)
-        assert (made.seconds, made.bytes["total"], made.fits) == (c.seconds, c.total_bytes, True)
-    seconds = {c.choice: c.seconds for c in both.candidates}
-    assert seconds[both.chosen] <= seconds[whole.chosen]
-
-
-def test_Predict_PolicyByChunk_LiesBetweenItsPolicies() -> None:
-    planner = Planner(machines.load("a100-8x8-1600g"))
-    kept, lean = (Choice(4, *policy, "deferred") for policy in (("keep", "keep"), ("redispatch", "recompute")))
-    mixed = Choice(
-        4, ("keep", "keep", "redispatch", "redispatch"), ("keep", "keep", "recompute", "recompute"), "deferred"
-    )
-    assert mixed.policy == "keep/keep/redispatch/redispatch+keep/keep/recompute/recompute"
-    first, between, last = (planner.predict(WORK, choice) for choice in (kept, mixed, lean))
-    assert first.bytes["step"] > between.bytes["step"] > last.bytes["step"]
-    assert first.seconds < between.seconds < last.seconds
-    decision = planner.choose(WORK, Choice(4, mixed.restore_input, mixed.restore_pre_activation))
-    assert {c.choice.wgrad for c in decision.candidates} == {"deferred", "per_chunk"}
-    assert all(c.choice.restore_input == mixed.restore_input for c in decision.candidates)
-    with pytest.raises(BadInput, match="restore_input names 4 chunks, and n is 8: give one for each"):
-        planner.predict(WORK, Choice(8, mixed.restore_input, "keep", "deferred"))
 
 
 def test_Plan_ActivationOfAConfigOrFlag_IsPriced(tmp_path, capsys) -> None:

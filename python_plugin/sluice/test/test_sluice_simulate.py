@@ -171,14 +171,6 @@ def test_Routing_OfAnotherShape_IsNamed(tmp_path, loads: list, text: str) -> Non
         routing.read(_trace(tmp_path, loads))
 
 
-def test_Simulate_ThousandRanksOf32Layers_TakesSeconds(capsys) -> None:
-    began = time.process_time()
-    words = ["--machine", "h200-8x8", "--ranks", "1024", "--layers", "32", "--zipf", "0.4", *FLAGS]
-    status, out, _ = run(capsys, *words, "--budget", "40GiB")
-    assert status == 0 and "1024" in out
-    assert time.process_time() - began < 10
-
-
 MIXTRAL = "--layers 32 --model-width 4096 --hidden-width 14336 --experts 8 --top-k 2 --tokens 8192 --gated".split()
 
 
@@ -200,12 +192,14 @@ def test_Simulate_MoreThanTheDeviceHas_DoesNotFit(capsys) -> None:
 
 
 def test_Simulate_TheMostRanks_AreSimulatedAndOneMoreIsNot(capsys) -> None:
-    words = ["--machine", "h200-8x8", "--layers", "4", "--zipf", "0.3", *FLAGS, "--json"]
+    began = time.process_time()
+    words = ["--machine", "h200-8x8", "--layers", "32", "--zipf", "0.3", *FLAGS, "--json"]
     status, out, err = run(capsys, *words, "--ranks", "1024,16384")
     assert status == 0, err
     few, many = json.loads(out)["scaling"]["weak"]
     assert (many["ranks"], many["experts"]) == (16384, 16384) and many["choice"]["num_chunks"] >= 1
     assert many["seconds"] > few["seconds"] and many["tokens_per_second"] > few["tokens_per_second"]
+    assert time.process_time() - began < 10
     assert run(capsys, *words, "--ranks", "16385")[0] == 2
 
 

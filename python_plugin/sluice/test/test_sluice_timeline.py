@@ -41,15 +41,6 @@ def test_Schedule_OneChunkForward_TakesTheSumOfItsOps() -> None:
     assert prediction.events(at=1)[0].begin == 1
 
 
-def test_Schedule_WaitsAreKept_InEveryPrediction() -> None:
-    for direction in ("forward", "backward"):
-        for policy in SETS:
-            prediction = _prediction(direction, policy)
-            for index, op in enumerate(prediction.schedule.data["ops"]):
-                for other in op["waits_for"]:
-                    assert prediction.end[other] <= prediction.begin[index]
-
-
 def test_Schedule_CostByChunk_OverridesTheKind() -> None:
     schedule = Schedule.build("forward", 2)
     costs = schedule.costs({"gemm1": 1.0, ("gemm1", 1): 7.0})

@@ -126,16 +126,6 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("what", OURS)
-def test_Merge_DamagedFileOfOurs_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
-    path = tmp_path / "kept.json"
-    path.write_text(OURS[what])
-    decision_cache.merge(str(path), HERE, [_answer(1, 64)])
-    assert "is damaged" in capsys.readouterr().err
-    assert (tmp_path / "kept.json.damaged").read_text() == OURS[what]
-    assert decision_cache.read(str(path), HERE) == [_answer(1, 64)]
-
-
 STRANGE = {
     "a script": "import torch\n",
     "empty": "",
@@ -167,16 +157,21 @@ def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -
     assert left == {"train.py"} or ("version" in what and left == {"train.py", "train.py.lock"})
 
 
-@pytest.mark.parametrize("what", STRANGE)
-def test_Damaged_FileOfOurName_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
-    """With "decisions": true Sluice chooses the name, so the file is not the user's."""
-    path = tmp_path / decision_cache.NAME
-    data = STRANGE[what].encode(errors="surrogateescape")
-    path.write_bytes(data)
-    assert decision_cache.take(str(path), HERE, lambda text: None) == ""
-    assert "is damaged" in capsys.readouterr().err
-    assert (tmp_path / (decision_cache.NAME + ".damaged")).read_bytes() == data and not path.exists()
-    decision_cache.merge(str(path), HERE, [_answer(1, 64)])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [*(("kept.json", text) for text in OURS.values()), *((decision_cache.NAME, text) for text in STRANGE.values())],
+    ids=[*OURS, *STRANGE],
+)
+def test_Damaged_FileOfOurs_MovedAsideAndBegunAnew(tmp_path, capsys, name: str, text: str) -> None:
+    """With "decisions": true Sluice chooses the name, so any file of it is ours."""
+    path, data = tmp_path / name, text.encode(errors="surrogateescape")
+    for move in (
+        lambda: decision_cache.take(str(path), HERE, lambda text: None),
+        lambda: decision_cache.merge(str(path), HERE, [_answer(1, 64)]),
+    ):
+        path.write_bytes(data)
+        assert not move() and "is damaged" in capsys.readouterr().err
+        assert path.with_name(f"{name}.damaged").read_bytes() == data
     assert decision_cache.read(str(path), HERE) == [_answer(1, 64)]
 
 

@@ -26,8 +26,8 @@ def _nothing_said(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def ask(folder, content):
-    path = folder / "given.json"
+def ask(folder, content, name="given.json"):
+    path = folder / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return list(doctor_config.examine(str(path)))
 
@@ -79,14 +79,6 @@ DEEPSPEED = {
 }
 
 
-@pytest.mark.parametrize("what", DEEPSPEED)
-def test_DeepSpeedConfig_SaysWhatWouldBeSwappedOrWhyNot(tmp_path, what):
-    content, state, words = DEEPSPEED[what]
-    (finding,) = ask(tmp_path, content)
-    text = f"{finding.detail} {finding.advice}"
-    assert finding.state == state and all(word in text for word in words), finding
-
-
 def test_DeepSpeedConfig_AutoEpUnderWarn_NotesIt(tmp_path):
     section = {**ON, "on_unsupported": "warn"}
     experts = {"enabled": True, "autoep_size": 2, "comm_backend": "deepep"}
@@ -126,15 +118,6 @@ TRANSFORMERS = {
     "quantised": ({**MIXTRAL, "quantization_config": {"bits": 4}}, "bad", ["quantization_config"]),
     "a wrong field": ({**MIXTRAL, "hidden_size": "64"}, "bad", ["hidden_size is '64'"]),
 }
-
-
-@pytest.mark.parametrize("what", TRANSFORMERS)
-def test_TransformersConfig_SaysWhatWouldRunOrWhyNot(tmp_path, what):
-    pytest.importorskip("transformers", reason="./test installs it")
-    content, state, words = TRANSFORMERS[what]
-    (finding,) = ask(tmp_path, content)
-    text = f"{finding.detail} {finding.advice}"
-    assert finding.state == state and all(word in text for word in words), finding
 
 
 SCRIPT = "--num-layers 8 --hidden-size 64 --num-experts 8 --moe-router-topk 2 --transformer-impl local"
@@ -177,12 +160,17 @@ MEGATRON = {
 }
 
 
-@pytest.mark.parametrize("what", MEGATRON)
-def test_MegatronsFlagsOrConfig_SayWhatWouldBeSwappedOrWhyNot(tmp_path, what):
-    name, content, state, words = MEGATRON[what]
-    path = tmp_path / name
-    path.write_text(content)
-    (finding,) = doctor_config.examine(str(path))
+CASES = {
+    **{f"DeepSpeed: {what}": ("given.json", *case) for what, case in DEEPSPEED.items()},
+    **{f"transformers: {what}": ("given.json", *case) for what, case in TRANSFORMERS.items()},
+    **{f"Megatron: {what}": case for what, case in MEGATRON.items()},
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_Config_OfEachHost_SaysWhatWouldBeSwappedOrWhyNot(tmp_path, what):
+    name, content, state, words = CASES[what]
+    (finding,) = ask(tmp_path, content, name)
     text = f"{finding.detail} {finding.advice}"
     assert finding.state == state and all(word in text for word in words), finding
 

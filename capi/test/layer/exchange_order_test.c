@@ -58,20 +58,6 @@ static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout
 
 static void destroy(void* user) { sluice_comm_destroy(((host_t*)user)->group); }
 
-/* ---- this CPU as a machine of the world, with communicators that record exchanges ---- */
-
-static int32_t device_id(int32_t rank) {
-  (void)rank;
-  return 0;
-}
-static void* allocate(int32_t rank, uint64_t bytes) {
-  (void)rank;
-  return malloc(bytes);
-}
-static void send(int32_t rank, void* there, const void* here, uint64_t bytes) {
-  (void)rank;
-  memcpy(there, here, bytes);
-}
 static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
   static const sluice_host_comm_vtable_t vtable = {.struct_size = sizeof vtable,
                                                    .exchange_start = exchange_start,
@@ -80,38 +66,16 @@ static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* confi
   SLUICE_TRY(sluice_comm_create_local(shared, config, &hosts[rank].group));
   return sluice_comm_create_host(config, &vtable, &hosts[rank], out_comm);
 }
-static sluice_status_t make_context(int32_t rank, const sluice_context_config_t* config, sluice_comm_t* comm,
-                                    sluice_context_t** out_context) {
-  (void)rank;
-  return sluice_context_create(config, comm, out_context);
-}
-static sluice_stream_t stream(int32_t rank) {
-  (void)rank;
-  return NULL;
-}
-static void settle(int32_t rank) { (void)rank; }
 static void note(int32_t rank, int32_t direction, int32_t has_returned) {
   if (!has_returned) hosts[rank].direction = direction;
 }
-
-static const world_machine_t machine = {.device_type = SLUICE_DEVICE_CPU,
-                                        .device_id = device_id,
-                                        .allocate = allocate,
-                                        .release = free,
-                                        .send = send,
-                                        .fetch = send,
-                                        .make_comm = make_comm,
-                                        .make_context = make_context,
-                                        .stream = stream,
-                                        .settle = settle,
-                                        .note = note};
 
 /* Runs a forward and a backward of a layer of this width; `hosts` records the exchanges of each rank. */
 static void run(int32_t num_chunks, int64_t width, int32_t grouping) {
   memset(hosts, 0, sizeof hosts);
   assert_int_equal(sluice_local_group_create(RANKS, &shared), SLUICE_OK);
   case_t c = world_small_case();
-  c.world_size = RANKS, c.model_width = width, c.num_chunks = num_chunks, c.machine = &machine, c.gemm = "ref";
+  c.world_size = RANKS, c.model_width = width, c.num_chunks = num_chunks, c.make_comm = make_comm, c.note = note;
   c.chunking = SLUICE_CHUNKING_TOKENS, c.grouping = grouping;
   result_t got, want;
   world_run(&c, &got);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Grouped exchanges of several chunks give the same bits as sequential exchanges; invalid values are refused. */
+/* Grouped exchanges of several chunks give the same bits as sequential exchanges. */
 
 #include "capi/test/cuda/fakes_checks.h"
-#include "capi/test/rig/rig.h"
 #include "capi/test/world/sweeps.h"
 #include "third_party/bazel/test.h"
 
@@ -64,15 +63,6 @@ TEST(Grouping_UnderABudget_IsLeftOut) {
   assert_int_equal(got.slot_bytes[0], plain.slot_bytes[0]);
   world_free(&plain);
   world_free(&got);
-}
-
-TEST(Grouping_UnknownValue_IsRefused) {
-  rig_t rig;
-  sluice_moe_config_t config = rig_config();
-  config.grouping = 3;
-  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_E_INVALID_ARGUMENT);
-  assert_string_equal(last_message(), "layer 3: grouping is 3; known are adaptive (0), off (1) and on (2)");
-  rig_close(&rig);
 }
 
 int main(void) {

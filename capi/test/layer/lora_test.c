@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Adapters of experts (LoRA): the layer computes the same as the dense layer with W + s B A, and the gradients of A and
  * B follow from the dense gradient of W. Runs over gates, adapted matrices, chunks, policies, dtypes and layouts. */
-#include <math.h>
-
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
@@ -124,25 +122,7 @@ TEST(Lora_FiniteDifferences_MatchEveryGradient) {
       case_t c = adapted_case(gated, members[gated][gated == SLUICE_GATED_HALVES ? i : 0]);
       c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3,
       c.num_chunks = 1 + i, c.bias = 1, c.lora_rank = 3, c.wgrad_mode = i;
-      result_t got;
-      world_run(&c, &got);
-      must_work(&c, &got);
-      for (int which = 0; which < 14; ++which) {
-        if (which >= 2 && which < 5) continue; /* W is frozen */
-        /* Route weights are f32 inputs. The layer is linear in them, so a wide step keeps rounding small. */
-        double h = which == 1 ? 0.25 : 1e-5;
-        for (int64_t at = 0; at < world_count(&c, which); ++at) {
-          double slope = (world_objective(&c, which, at, h) - world_objective(&c, which, at, -h)) / (2 * h);
-          double analytic = which == 0   ? got.grad_tokens[0][at]
-                            : which == 1 ? got.grad_weights[0][at]
-                                         : got.grad_params[which - 2][at];
-          if (fabs(slope - analytic) > 2e-6 * (1 + fabs(analytic))) {
-            fail_msg("gated %d lora %d input %d index %lld: finite difference %.9g, gradient %.9g", gated, c.lora,
-                     which, (long long)at, slope, analytic);
-          }
-        }
-      }
-      world_free(&got);
+      check_finite_differences(&c);
     }
   }
 }

@@ -4,9 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "backend/base/test/refused.h"
 #include "capi/test/cuda/fakes_checks.h"
-#include "sluice/sluice.h"
+#include "capi/test/rig/refusals.h"
 
 static const char* const words[] = {"plain", "mxfp4", "fp8", "int8", "int4"};
 
@@ -112,125 +111,98 @@ TEST(Packed_RanksWithOtherBlocks_AreTold) {
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
-enum { M = 64, H = 32, T = 3 };
+enum { M = 64, H = 32 };
 
-static sluice_context_t* make_context(void) {
-  DEFAULTS(sluice_context_config, config);
-  config.gemm = "ref";
-  sluice_context_t* context = NULL;
-  assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
-  return context;
-}
-
-static sluice_moe_config_t layer_config(int32_t format) {
-  DEFAULTS(sluice_moe_config, c);
-  c.model_width = M, c.hidden_width = H, c.num_experts = 1, c.num_chunks = 1, c.weight_format = format;
+static sluice_moe_config_t layer_config(int16_t format) {
+  sluice_moe_config_t c = rig_config();
+  c.model_width = M, c.hidden_width = H, c.num_experts = c.top_k = c.num_chunks = 1, c.weight_format = format;
+  c.gated = c.bias = 0;
   return c;
 }
 
 TEST(Packed_ConfigsThatDoNotFit_Refused) {
-  sluice_context_t* context = make_context();
-  sluice_moe_t* moe = NULL;
+  rig_t rig;
+  const sluice_moe_config_t good = layer_config(SLUICE_WEIGHTS_FP8);
+  WORKS(rig_open(&rig, NULL, &good));
   sluice_moe_config_t c = layer_config(9);
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9; known are plain (0)");
+  refuses_layer(&rig, &c, BAD, "weight_format is 9; known are plain (0)");
   c = layer_config(SLUICE_WEIGHTS_MXFP4), c.hidden_width = 48;
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w2: a width of 48, but mxfp4");
+  refuses_layer(&rig, &c, BAD, "w2: a width of 48, but mxfp4");
   c = layer_config(SLUICE_WEIGHTS_INT4), c.model_width = 63;
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w1: a width of 63, but int4");
+  refuses_layer(&rig, &c, BAD, "w1: a width of 63, but int4");
   c = layer_config(SLUICE_WEIGHTS_FP8), c.weight_block = 96;
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 96 columns, but those of fp8");
+  refuses_layer(&rig, &c, BAD, "blocks of 96 columns, but those of fp8");
   c = layer_config(SLUICE_WEIGHTS_INT8), c.weight_block = 48;
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
+  refuses_layer(&rig, &c, BAD, "blocks of 48 columns");
   c = layer_config(SLUICE_WEIGHTS_PLAIN), c.weight_block = 32;
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32, but weight_format is");
+  refuses_layer(&rig, &c, BAD, "weight_block is 32, but weight_format is");
   c = layer_config(SLUICE_WEIGHTS_FP8), c.callback_experts = 1;
-  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "but callback experts have weights");
-  sluice_context_destroy(context);
+  refuses_layer(&rig, &c, BAD, "but callback experts have weights");
+  rig_close(&rig);
 }
 
-typedef struct rig_s {
+typedef struct packed_s {
   uint8_t codes[H * M];
-  float scales[4];
-  float x[T * M], y[T * M], dy[T * M], dx[T * M], weights[T], gradient[H * M];
-  int32_t ids[T];
-  int64_t up[2], down[2], rows[2], routes[2], one[2], up_strides[2];
-  sluice_tensor_t w1, w2, s1, s2, g1, tx, ty, tdy, tdx, tids, tweights;
-  sluice_expert_tensors_t params, grads;
-} rig_t;
+  float scales[4], gradient[H * M];
+  int64_t up[2], down[2], one[2], wrong[2], strides[2];
+  sluice_tensor_t w1, w2, s1, s2, g1;
+} packed_t;
 
 static sluice_tensor_t tensor(void* data, uint8_t code, uint8_t bits, int64_t* shape) {
   return (sluice_tensor_t){data, SLUICE_DEVICE_CPU, 0, 2, code, bits, 1, shape, NULL, 0};
 }
 
-static void reset(rig_t* r) {
-  memset(r, 0, sizeof *r);
-  r->up[0] = r->down[1] = H, r->up[1] = r->down[0] = M;
-  r->rows[0] = r->routes[0] = T, r->rows[1] = M, r->routes[1] = 1, r->one[0] = r->one[1] = 1;
-  r->w1 = tensor(r->codes, SLUICE_TYPE_UINT, 8, r->up), r->w2 = tensor(r->codes, SLUICE_TYPE_UINT, 8, r->down);
-  r->s1 = tensor(r->scales, SLUICE_TYPE_FLOAT, 32, r->one), r->s2 = tensor(r->scales, SLUICE_TYPE_FLOAT, 32, r->one);
-  r->g1 = tensor(r->gradient, SLUICE_TYPE_FLOAT, 32, r->up);
-  r->tx = tensor(r->x, SLUICE_TYPE_FLOAT, 32, r->rows), r->ty = tensor(r->y, SLUICE_TYPE_FLOAT, 32, r->rows);
-  r->tdy = tensor(r->dy, SLUICE_TYPE_FLOAT, 32, r->rows), r->tdx = tensor(r->dx, SLUICE_TYPE_FLOAT, 32, r->rows);
-  r->tids = tensor(r->ids, SLUICE_TYPE_INT, 32, r->routes);
-  r->tweights = tensor(r->weights, SLUICE_TYPE_FLOAT, 32, r->routes);
-  r->params = (sluice_expert_tensors_t){
-      .struct_size = sizeof r->params, .w1 = &r->w1, .w2 = &r->w2, .s1 = &r->s1, .s2 = &r->s2};
-  r->grads = (sluice_expert_tensors_t){.struct_size = sizeof r->grads};
+static void fill(packed_t* p) {
+  memset(p, 0, sizeof *p);
+  p->up[0] = p->down[1] = H, p->up[1] = p->down[0] = M, p->one[0] = p->one[1] = 1;
+  p->wrong[0] = 3, p->wrong[1] = p->strides[0] = 1, p->strides[1] = H;
+  p->w1 = tensor(p->codes, SLUICE_TYPE_UINT, 8, p->up), p->w2 = tensor(p->codes, SLUICE_TYPE_UINT, 8, p->down);
+  p->s1 = tensor(p->scales, SLUICE_TYPE_FLOAT, 32, p->one), p->s2 = tensor(p->scales, SLUICE_TYPE_FLOAT, 32, p->one);
+  p->g1 = tensor(p->gradient, SLUICE_TYPE_FLOAT, 32, p->up);
 }
 
-static sluice_status_t forward(sluice_moe_t* moe, rig_t* r, sluice_step_t** step) {
-  DEFAULTS(sluice_moe_forward_args, f);
-  f.tokens = &r->tx, f.expert_ids = &r->tids, f.route_weights = &r->tweights, f.params = &r->params;
-  f.out_tokens = &r->ty, f.needs_backward = 1;
-  return sluice_moe_forward(moe, &f, NULL, step);
-}
-
-static sluice_status_t backward(sluice_moe_t* moe, rig_t* r, sluice_step_t* step) {
-  DEFAULTS(sluice_moe_backward_args, b);
-  b.tokens = &r->tx, b.route_weights = &r->tweights, b.params = &r->params, b.grad_out = &r->tdy;
-  b.grad_tokens = &r->tdx, b.grad_params = &r->grads;
-  return sluice_moe_backward(moe, step, &b, NULL);
+static void reset(rig_t* rig, packed_t* p) {
+  fill(p);
+  rig_reset(rig);
+  rig->param_table = (sluice_expert_tensors_t){
+      .struct_size = sizeof rig->param_table, .w1 = &p->w1, .w2 = &p->w2, .s1 = &p->s1, .s2 = &p->s2};
+  rig->grad_table = (sluice_expert_tensors_t){.struct_size = sizeof rig->grad_table};
 }
 
 TEST(Packed_TensorsThatDoNotFit_RefusedByName) {
-  sluice_context_t* context = make_context();
-  const sluice_moe_config_t c = layer_config(SLUICE_WEIGHTS_FP8);
-  sluice_moe_t* moe = NULL;
+  static packed_t p;
+  rig_t rig;
   sluice_step_t* step = NULL;
-  assert_int_equal(sluice_moe_create(context, &c, &moe), SLUICE_OK);
-  static rig_t r;
-  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
-  reset(&r), r.params.s1 = NULL;
-  REFUSED(forward(moe, &r, &step), bad, "params.s1 is NULL; weights in fp8 need codes and scales");
-  reset(&r), r.params.w2 = NULL;
-  REFUSED(forward(moe, &r, &step), bad, "params.w2 is NULL");
-  reset(&r), r.params.struct_size = offsetof(sluice_expert_tensors_t, s1); /* a caller from before scales existed */
-  REFUSED(forward(moe, &r, &step), bad, "params.s1 is NULL");
-  reset(&r), r.w1.type_code = SLUICE_TYPE_FLOAT, r.w1.type_bits = 32;
-  REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: type code 2 with 32 bits; codes of fp8 are u8");
-  reset(&r), r.s2.type_code = SLUICE_TYPE_BFLOAT, r.s2.type_bits = 16;
-  REFUSED(forward(moe, &r, &step), bad, "params.s2[0]: type code 4 with 16 bits; scales of fp8 are f32");
-  reset(&r), r.w1.shape = r.down;
-  REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: has [64, 32], want [32, 64]");
-  reset(&r), r.s1.shape = r.routes;
-  REFUSED(forward(moe, &r, &step), bad, "params.s1[0]: has [3, 1], want [1, 1]");
-  reset(&r), r.up_strides[0] = 1, r.up_strides[1] = H, r.w1.strides = r.up_strides;
-  REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: the strides are 1, 32; packed weights lie row by row");
-  reset(&r), r.w2.data = NULL;
-  REFUSED(forward(moe, &r, &step), bad, "params.w2[0]: has no data");
-  reset(&r), r.s2.device_type = SLUICE_DEVICE_CUDA;
-  REFUSED(forward(moe, &r, &step), bad, "params.s2[0]: device_type is 2");
-  reset(&r);
-  assert_int_equal(forward(moe, &r, &step), SLUICE_OK);
-  r.grads.w1 = &r.g1;
-  REFUSED(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.w1 is given, but weights in fp8 are frozen");
-  r.grads.w1 = NULL, r.grads.s2 = &r.s2;
-  REFUSED(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.s2 is given");
-  r.grads.s2 = NULL;
-  assert_int_equal(backward(moe, &r, step), SLUICE_OK);
+  const sluice_moe_config_t config = layer_config(SLUICE_WEIGHTS_FP8);
+  WORKS(rig_open(&rig, NULL, &config));
+  sluice_expert_tensors_t* params = &rig.param_table;
+#define REFUSE(change, text) \
+  reset(&rig, &p);           \
+  change;                    \
+  REFUSED(rig_forward(&rig, &step), BAD, text)
+  REFUSE(params->s1 = NULL, "params.s1 is NULL; weights in fp8 need codes and scales");
+  REFUSE(params->w2 = NULL, "params.w2 is NULL");
+  REFUSE(params->struct_size = offsetof(sluice_expert_tensors_t, s1), "params.s1 is NULL"); /* of an older caller */
+  REFUSE((p.w1.type_code = SLUICE_TYPE_FLOAT, p.w1.type_bits = 32),
+         "params.w1[0]: type code 2 with 32 bits; codes of fp8 are u8");
+  REFUSE((p.s2.type_code = SLUICE_TYPE_BFLOAT, p.s2.type_bits = 16),
+         "params.s2[0]: type code 4 with 16 bits; scales of fp8 are f32");
+  REFUSE(p.w1.shape = p.down, "params.w1[0]: has [64, 32], want [32, 64]");
+  REFUSE(p.s1.shape = p.wrong, "params.s1[0]: has [3, 1], want [1, 1]");
+  REFUSE(p.w1.strides = p.strides, "params.w1[0]: the strides are 1, 32; packed weights lie row by row");
+  REFUSE(p.w2.data = NULL, "params.w2[0]: has no data");
+  REFUSE(p.s2.device_type = SLUICE_DEVICE_CUDA, "params.s2[0]: device_type is 2");
+#undef REFUSE
+  reset(&rig, &p);
+  WORKS(rig_forward(&rig, &step));
+  rig.grad_table.w1 = &p.g1;
+  REFUSED(rig_backward(&rig, step), SLUICE_E_UNSUPPORTED, "grad_params.w1 is given, but weights in fp8 are frozen");
+  rig.grad_table.w1 = NULL, rig.grad_table.s2 = &p.s2;
+  REFUSED(rig_backward(&rig, step), SLUICE_E_UNSUPPORTED, "grad_params.s2 is given");
+  rig.grad_table.s2 = NULL;
+  WORKS(rig_backward(&rig, step));
   sluice_step_drop(step);
-  sluice_moe_destroy(moe);
-  sluice_context_destroy(context);
+  rig_close(&rig);
 }
 
 /* Bytes of gpt-oss-20b's w1 [5760, 2880], and of shapes whose last blocks are not whole. */
@@ -299,28 +271,25 @@ TEST(Weights_QuantisedAndBack_AreNear) {
 }
 
 TEST(Weights_CallsThatDoNotFit_RefusedByName) {
-  static rig_t r;
-  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
-  int64_t shape[2] = {H, M};
-  sluice_tensor_t w = tensor(r.x, SLUICE_TYPE_FLOAT, 32, shape);
-  static float values[H * M];
-  reset(&r), w.data = values;
-  REFUSED(sluice_weights_quantise(7, 0, &w, &r.w1, &r.s1), bad, "weight format 7 is unknown");
-  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 96, &w, &r.w1, &r.s1), bad, "blocks of 96 columns");
-  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, NULL, &r.w1, &r.s1), bad, "weight");
-  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, NULL, &r.s1), bad, "codes is NULL");
-  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, &r.w1, NULL), bad, "scales is NULL");
-  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, &r.w2, &r.s1), bad, "codes: has [64, 32], want [32, 64]");
+  static packed_t r;
+  fill(&r);
+  sluice_tensor_t w = r.g1;
+  REFUSED(sluice_weights_quantise(7, 0, &w, &r.w1, &r.s1), BAD, "weight format 7 is unknown");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 96, &w, &r.w1, &r.s1), BAD, "blocks of 96 columns");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, NULL, &r.w1, &r.s1), BAD, "weight");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, NULL, &r.s1), BAD, "codes is NULL");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, &r.w1, NULL), BAD, "scales is NULL");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, &r.w2, &r.s1), BAD, "codes: has [64, 32], want [32, 64]");
   w.type_code = SLUICE_TYPE_INT;
-  REFUSED(sluice_weights_dequantise(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1, &w), bad, "weight: is i32");
+  REFUSED(sluice_weights_dequantise(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1, &w), BAD, "weight: is i32");
   w.type_code = SLUICE_TYPE_FLOAT;
-  r.up_strides[0] = 1, r.up_strides[1] = H, w.strides = r.up_strides;
-  REFUSED(sluice_weights_dequantise(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1, &w), bad, "weight: the second stride is 32");
+  w.strides = r.strides;
+  REFUSED(sluice_weights_dequantise(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1, &w), BAD, "weight: the second stride is 32");
   r.codes[M + 3] = 0x7f;
-  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1), bad, "the fp8 code of row 1, column 3 is 0x7f");
-  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, NULL), bad, "scales is NULL");
+  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1), BAD, "the fp8 code of row 1, column 3 is 0x7f");
+  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, NULL), BAD, "scales is NULL");
   r.w1.ndim = 1;
-  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1), bad, "codes: want a shape of two dimensions");
+  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1), BAD, "codes: want a shape of two dimensions");
 }
 
 int main(void) {

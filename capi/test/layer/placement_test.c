@@ -161,15 +161,6 @@ TEST(Moves_ChunksByExperts_AreNear) {
   check_near(&c, 1);
 }
 
-/* The host of this case uses stale slots; the comparison must detect it. */
-TEST(Moves_ByStaleSlots_AreCaught) {
-  double distance = 0;
-  case_t c = base_case(2);
-  c.moves = WORLD_MOVES_BY_STALE_SLOTS;
-  assert_false(compare(&c, 1, &distance));
-  assert_true(distance > 1e-2);
-}
-
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
   const struct CMUnitTest rows[] = {

@@ -72,24 +72,6 @@ TEST(NamedPolicy_NoBudget_HoldsWhatEq5Leaves) {
   }
 }
 
-/* S4 saves nothing, so the allocator's peak in a step is that of the slots. */
-TEST(NamedPolicy_NoBudget_LowersThePeak) {
-  result_t none, lean;
-  case_t c = base(4, 1024);
-  world_run(&c, &none);
-  must_work(&c, &none);
-  c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
-  world_run(&c, &lean);
-  must_work(&c, &lean);
-  for (int32_t r = 0; r < WORLD; ++r) {
-    printf("rank %d: none %.2f MB, S4 %.2f MB\n", r, (double)none.peak_bytes[r] * 1e-6,
-           (double)lean.peak_bytes[r] * 1e-6);
-    assert_true(2 * lean.peak_bytes[r] < none.peak_bytes[r]);
-  }
-  world_free(&none);
-  world_free(&lean);
-}
-
 /* In bf16, per-chunk mode holds f32 sums as large as all gradients; with few rows, deferred mode takes less. */
 TEST(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes) {
   const int64_t tokens[] = {64, 2048};

@@ -82,6 +82,21 @@ TEST(Json_PoliciesByChunk_StandInTheText) {
   sluice_schedule_destroy(schedule);
 }
 
+/* The table of restore policies, whose contents the package tests, is complete or refused. */
+TEST(RestorePolicies_AsJson_AreWholeOrRefused) {
+  uint64_t bytes = 0;
+  assert_int_equal(sluice_restore_policies_json(NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(sluice_restore_policies_json(NULL, &bytes), SLUICE_OK);
+  char* text = malloc(bytes + 1);
+  memset(text, '#', bytes + 1);
+  uint64_t room = bytes - 1;
+  assert_int_equal(sluice_restore_policies_json(text, &room), SLUICE_E_INVALID_ARGUMENT);
+  assert_true(room == bytes && text[0] == '#');
+  assert_int_equal(sluice_restore_policies_json(text, &room), SLUICE_OK);
+  assert_true(strlen(text) + 1 == bytes && text[bytes] == '#');
+  free(text);
+}
+
 /* S4 reuses slots and has no copies, so it follows MPMoE's paradigm 1, exactly for integer times. */
 TEST(Predict_S4Forward_EqualsTheClosedForm) {
   const sluice_alphas_t alone = sluice_no_interference();

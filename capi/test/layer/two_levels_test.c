@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers with two levels on this CPU: results and gradients compared with the plain f64 reference and with one level,
- * bytes sent on each level, and errors. */
+ * and bytes sent on each level. */
 
-#include "backend/base/test/refused.h"
-#include "capi/test/rig/rig.h"
 #include "capi/test/world/sweeps.h"
 
 static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks per node */
@@ -197,16 +195,4 @@ TEST(TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards) {
     }
     world_free(&got);
   }
-}
-
-/* ---- errors ---- */
-
-TEST(TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName) {
-  DEFAULTS(sluice_context_config, config);
-  config.ranks_per_node = 2;
-  sluice_context_t* context = NULL;
-  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,
-          "ranks_per_node is 2, which does not divide the 1 ranks");
-  config.ranks_per_node = -1;
-  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "ranks_per_node is -1");
 }

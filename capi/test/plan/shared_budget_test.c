@@ -150,27 +150,6 @@ TEST(SetShare_Bad_IsNamed) {
   own_rig_close(&none);
 }
 
-TEST(Share_Bad_IsNamed) {
-  sluice_context_t* context = NULL;
-  DEFAULTS(sluice_context_config, config);
-  config.shared_memory_budget = 1000;
-  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,
-          "shared_memory_budget is 1000, of which this context's share is 0");
-  config.memory_budget = 1001;
-  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "share is 1001");
-  config.memory_budget = 1000, config.shared_host_memory_budget = 5;
-  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,
-          "shared_host_memory_budget is 5, of which this context's share is 0");
-  assert_null(context);
-}
-
-TEST(Layers_Negative_IsNamed) {
-  sluice_context_t* context = NULL;
-  DEFAULTS(sluice_context_config, config);
-  config.num_layers = -1;
-  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "num_layers is -1");
-}
-
 /* Layers that are created one by one fit into the plan of the first layer, under any budget. */
 TEST(Layers_MadeOneByOne_AreInTheFirstPlan) {
   enum { LAYERS = 6 };

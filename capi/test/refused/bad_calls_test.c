@@ -206,23 +206,15 @@ TEST(Restore_DamagedOrForeignBuffers_AreRefused) {
       meta[at] ^= (unsigned char)(1 << bit);
     }
   }
-  for (int i = 0; i < SLUICE_SAVED_HOST_INPUT; ++i) { /* nothing is offloaded */
-    saved_t bent = saved;
-    bent.bytes[i] -= 1;
-    REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
-            i == 0   ? "META"
-            : i == 1 ? "buffer INPUT"
-                     : "buffer PRE_ACTIVATION");
-    bent = saved, bent.data[i] = NULL;
-    REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
-            i == 0   ? "META"
-            : i == 1 ? "buffer INPUT"
-                     : "buffer PRE_ACTIVATION");
-    bent = saved, bent.bytes[i] = 0;
-    REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
-            i == 0   ? "META"
-            : i == 1 ? "buffer INPUT"
-                     : "buffer PRE_ACTIVATION");
+  static const char* const buffers[] = {"META", "buffer INPUT", "buffer PRE_ACTIVATION"}; /* nothing is offloaded */
+  for (int i = 0; i < COUNT(buffers); ++i) {
+    for (int how = 0; how < 3; ++how) {
+      saved_t bent = saved;
+      if (how == 0) bent.bytes[i] -= 1;
+      if (how == 1) bent.data[i] = NULL;
+      if (how == 2) bent.bytes[i] = 0;
+      REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD, buffers[i]);
+    }
   }
   sluice_moe_config_t config = rig_config();
   config.hidden_width = 8, config.layer_id = 9;

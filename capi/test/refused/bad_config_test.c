@@ -33,6 +33,18 @@ TEST(ContextCreate_BadConfig_IsRefused) {
   REFUSED(make_context(&f, &c), BAD, "allocate and release");
   c = good, c.allocate = NULL;
   REFUSED(make_context(&f, &c), BAD, "allocate and release");
+  c = good, c.ranks_per_node = 2;
+  REFUSED(make_context(&f, &c), BAD, "ranks_per_node is 2, which does not divide the 1 ranks");
+  c.ranks_per_node = -1;
+  REFUSED(make_context(&f, &c), BAD, "ranks_per_node is -1");
+  c = good, c.shared_memory_budget = 1000;
+  REFUSED(make_context(&f, &c), BAD, "shared_memory_budget is 1000, of which this context's share is 0");
+  c.memory_budget = 1001;
+  REFUSED(make_context(&f, &c), BAD, "share is 1001");
+  c.memory_budget = 1000, c.shared_host_memory_budget = 5;
+  REFUSED(make_context(&f, &c), BAD, "shared_host_memory_budget is 5, of which this context's share is 0");
+  c = good, c.num_layers = -1;
+  REFUSED(make_context(&f, &c), BAD, "num_layers is -1");
   c = good, c.gemm = "cleverness";
   REFUSED(make_context(&f, &c), BAD, "cleverness");
   c = good, c.gemm = "host";
@@ -115,6 +127,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   c = good, c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU;
   REFUSED(make_layer(&f, &c), BAD, "swiglu needs a gate");
   FIELD(reuse, 2, "reuse is 2; it must be 0 or 1");
+  FIELD(grouping, 3, "layer 3: grouping is 3; known are adaptive (0), off (1) and on (2)");
   FIELD(lora_rank, -1, "lora_rank is -1; it must be in [0, 65535]");
   FIELD(lora_rank, 65536, "lora_rank is 65536");
   c = good, c.lora_rank = 4, c.callback_experts = 1, c.hidden_width = 0;

@@ -18,6 +18,8 @@ typedef enum bend_e {
   BEND_COUNT
 } bend_t;
 
+static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
+
 static void bend(sluice_tensor_t* t, int kind) {
   switch (kind) {
     case BEND_DEVICE: t->device_type = SLUICE_DEVICE_CUDA; break;
@@ -208,7 +210,6 @@ TEST(Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits) {
 }
 
 TEST(Parameters_Bad_AreNamedWithTheirExpert) {
-  static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
   fixture_t f;
   open_default(&f);
   rig_reset(&f.rig);
@@ -249,7 +250,6 @@ static void share_shapes(rig_t* rig) {
 }
 
 TEST(Parameters_OfAStack_AreCheckedOneByOne) {
-  static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
   static const int own[] = {BEND_DEVICE, BEND_CODE, BEND_LANES, BEND_NDIM, BEND_SHAPE_NULL, BEND_DATA};
   fixture_t f;
   open_default(&f);
@@ -271,7 +271,6 @@ TEST(Parameters_OfAStack_AreCheckedOneByOne) {
 }
 
 TEST(Gradients_Bad_AreNamedWithTheirExpert) {
-  static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
   fixture_t f;
   open_default(&f);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {

@@ -26,21 +26,7 @@ case_t capacity_budget_case(const budget_suite_t* suite, int32_t world_size, int
   return c;
 }
 
-uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c) {
-  result_t got;
-  suite->run(c, &got);
-  unsigned long long least = 0, needs = 0;
-  for (int32_t r = 0; r < c->world_size && got.status[r] != SLUICE_OK; ++r) {
-    if (got.status[r] != SLUICE_E_OVER_BUDGET) fail_msg("rank %d: %d: %s", r, got.status[r], got.message[r]);
-    const char* text = strstr(got.message[r], ") needs ");
-    if (text == NULL || sscanf(text, ") needs %llu", &needs) != 1) fail_msg("no budget in: %s", got.message[r]);
-    assert_non_null(strstr(got.message[r], " more; raise memory_budget to that, or "));
-    assert_true(least == 0 || least == needs);
-    least = needs;
-  }
-  world_free(&got);
-  return least;
-}
+uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c) { return budget_smallest(suite, *c); }
 
 /* Checks a layer under budgets. Returns the number of ranks whose peak equals the budget exactly. */
 static int32_t check_peak(const budget_suite_t* suite, case_t c, int32_t bits) {

@@ -11,7 +11,7 @@ extern const int32_t capacity_budget_ranks[3];
 case_t capacity_budget_base(void);
 /* Returns one of sixteen shapes. */
 case_t capacity_budget_case(const budget_suite_t* suite, int32_t world_size, int32_t bits);
-/* The smallest budget, which the errors of all ranks must name; 0: no rank fails. */
+/* The smallest budget that the errors name; 0: no rank fails. */
 uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c);
 
 /* Budgets from the smallest up work, with the results of no budget; one byte less is refused. */

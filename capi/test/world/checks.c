@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/test/world/checks.h"
 
+#include <math.h>
 #include <stdio.h>
 
 const char* case_text(const case_t* c) {
@@ -59,6 +60,28 @@ void check_same_bits(const case_t* a, const case_t* b, int params) {
   must_be_same(a, &one, &other, params);
   world_free(&one);
   world_free(&other);
+}
+
+void check_finite_differences(const case_t* c) {
+  result_t got;
+  world_run(c, &got);
+  must_work(c, &got);
+  for (int which = 0; which < 14; ++which) {
+    if (which >= 2 && which < 5 && c->lora_rank > 0) continue; /* W is frozen */
+    /* Route weights are f32 inputs. The layer is linear in them, so a wide step is exact and keeps rounding small. */
+    const double h = which == 1 ? 0.25 : 1e-5;
+    for (int64_t i = 0; i < world_count(c, which); ++i) {
+      const double slope = (world_objective(c, which, i, h) - world_objective(c, which, i, -h)) / (2 * h);
+      const double analytic = which == 0   ? got.grad_tokens[0][i]
+                              : which == 1 ? got.grad_weights[0][i]
+                                           : got.grad_params[which - 2][i];
+      if (fabs(slope - analytic) > 2e-6 * (1 + fabs(analytic))) {
+        fail_msg("%s: input %d, index %lld: finite difference %.9g, gradient %.9g", case_text(c), which, (long long)i,
+                 slope, analytic);
+      }
+    }
+  }
+  world_free(&got);
 }
 
 int case_run_there(void** state) {

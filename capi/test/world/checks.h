@@ -43,6 +43,9 @@ extern case_run_t case_run;
 void check_matches(const case_t* c);
 void check_same_bits(const case_t* a, const case_t* b, int params);
 
+/* Checks that each gradient of a case of one rank is the slope of world_objective. */
+void check_finite_differences(const case_t* c);
+
 /* A test of a suite that calls case_run. `there` becomes case_run and a part of the test's name. */
 #define TEST_WITH(there, test)                                                                                 \
   {                                                                                                            \

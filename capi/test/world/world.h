@@ -12,9 +12,8 @@
 
 enum {
   WORLD_MOVES_NONE = 0,
-  WORLD_MOVES_EVEN,          /* each rank keeps its number of experts */
-  WORLD_MOVES_UNEVEN,        /* any number of experts on a rank, also none */
-  WORLD_MOVES_BY_STALE_SLOTS /* as EVEN, but the host wrongly orders experts by id, not by slot */
+  WORLD_MOVES_EVEN,  /* each rank keeps its number of experts */
+  WORLD_MOVES_UNEVEN /* any number of experts on a rank, also none */
 };
 
 enum {
@@ -98,6 +97,9 @@ typedef struct case_s {
   const sluice_plan_config_t* plan; /* the layer uses its own plan of this config; NULL: no plan */
   const char* gemm;                 /* NULL: "ref" */
   const world_machine_t* machine;   /* NULL: this CPU */
+  /* Instead of the machine's functions of these names; NULL: none. */
+  sluice_status_t (*make_comm)(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
+  void (*note)(int32_t rank, int32_t direction, int32_t has_returned);
 } case_t;
 
 /* All results of a case, as f64, by rank; freed by world_free. */

@@ -44,7 +44,8 @@ sluice_stream_t world_stream_here(void) {
 void world_settle(void) {
   if (world_here.machine != NULL) world_here.machine->settle(world_here.rank);
 }
-void world_tell(int32_t direction, int32_t has_returned) {
+void world_tell(const case_t* c, int32_t direction, int32_t has_returned) {
+  if (c->note != NULL) c->note(world_here.rank, direction, has_returned);
   if (world_here.machine != NULL && world_here.machine->note != NULL)
     world_here.machine->note(world_here.rank, direction, has_returned);
 }

@@ -37,9 +37,7 @@ void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int3
 int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids) {
   int32_t count = 0;
   for (int32_t e = 0; e < c->num_experts; ++e) {
-    if (owners[e] != rank) continue;
-    out_ids[slots != NULL ? slots[e] : count] = e;
-    ++count;
+    if (owners[e] == rank) out_ids[slots[e]] = e, ++count;
   }
   return count;
 }

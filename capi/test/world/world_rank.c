@@ -88,9 +88,14 @@ static void make_comm(held_t* h) {
   config.rank = r->rank;
   config.world_size = c->world_size;
   config.timeout_ns = c->machine != NULL && c->machine->timeout_ns > 0 ? c->machine->timeout_ns : DEFAULT_TIMEOUT_NS;
-  int own = c->machine != NULL && c->machine->make_comm != NULL;
-  if (r->group != NULL && own) world_note(r, c->machine->make_comm(r->rank, &config, &h->comm));
-  if (r->group != NULL && !own) world_note(r, sluice_comm_create_local(r->group, &config, &h->comm));
+  if (r->group == NULL) return;
+  if (c->make_comm != NULL) {
+    world_note(r, c->make_comm(r->rank, &config, &h->comm));
+  } else if (c->machine != NULL && c->machine->make_comm != NULL) {
+    world_note(r, c->machine->make_comm(r->rank, &config, &h->comm));
+  } else {
+    world_note(r, sluice_comm_create_local(r->group, &config, &h->comm));
+  }
 }
 
 static void make_context(held_t* h) {
@@ -216,9 +221,9 @@ static void run_forward(held_t* h) {
     world_run_before_capture(r, h->moe, &f, &before, &h->id);
     world_here.machine->begin_capture(r->rank);
   }
-  world_tell(SLUICE_FORWARD, 0);
+  world_tell(c, SLUICE_FORWARD, 0);
   world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->step));
-  world_tell(SLUICE_FORWARD, 1);
+  world_tell(c, SLUICE_FORWARD, 1);
   count_slots(r, h->context);
   f.save = NULL, f.save_user = NULL; /* `saved` belongs to the first step; later steps use memory of Sluice */
   for (int32_t i = 1; i < c->outstanding && is_well(h); ++i) {
@@ -239,7 +244,7 @@ static void run_backward(held_t* h) {
   b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
   b.may_reuse_saved = c->reuse_saved;
   b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
-  world_tell(SLUICE_BACKWARD, 0);
+  world_tell(c, SLUICE_BACKWARD, 0);
   if (c->separate_wgrad) {
     b.parts = SLUICE_BACKWARD_DGRAD;
     world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
@@ -248,7 +253,7 @@ static void run_backward(held_t* h) {
     b.grad_out = NULL;
   }
   world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
-  world_tell(SLUICE_BACKWARD, 1);
+  world_tell(c, SLUICE_BACKWARD, 1);
 }
 
 static void collect_gradients(held_t* h) {
@@ -321,8 +326,7 @@ static void move_experts(held_t* h, int32_t move) {
   world_note(h->r, sluice_moe_replace_experts(h->moe, &placement));
   if (!is_well(h)) return;
   drop_experts(h);
-  const int is_stale = c->moves == WORLD_MOVES_BY_STALE_SLOTS;
-  h->count = world_experts_of(c, h->r->rank, h->owners, is_stale ? NULL : h->slots, h->ids);
+  h->count = world_experts_of(c, h->r->rank, h->owners, h->slots, h->ids);
   make_experts(h);
   world_take_experts(c, &h->params, h->ids, h->count, out->board[0]);
   world_take_experts(c, &h->grads, h->ids, h->count, out->board[1]);

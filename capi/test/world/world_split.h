@@ -103,7 +103,7 @@ void* world_take(uint64_t bytes);
 void world_give(void* data);
 sluice_stream_t world_stream_here(void);
 void world_settle(void);
-void world_tell(int32_t direction, int32_t has_returned);
+void world_tell(const case_t* c, int32_t direction, int32_t has_returned);
 void world_make_array(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int64_t row_stride,
                       int64_t col_stride);
 int32_t world_dtype_of(const array_t* a);
@@ -133,7 +133,7 @@ void world_free_packed(world_packed_t* p);
 /* world_moves.c */
 /* The owners and slots of experts after move number `move`, from 1. */
 void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int32_t* out_slot);
-/* The experts of a rank in the order of slots, or of ids if slots is NULL. Returns their number. */
+/* The experts of a rank in the order of slots. Returns their number. */
 int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids);
 /* Subtracts a part of the gradients from the parameters, like an optimizer. */
 void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t count);

@@ -1,12 +1,153 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pool of offloaded rows under a budget: plans reserve a part of it for each forward, and no forward takes more,
- * whether Sluice or the host holds the rows. */
-
+/* Outstanding forwards are counted. The rows that they offload take pool blocks that steps reuse, within the host
+ * budget, whether Sluice or the host holds the rows. */
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"
+
+enum { STEPS = 4, ROUNDS = 20 };
+
+static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32_t policy) {
+  const sluice_context_config_t context = own_rig_context(budget, max_outstanding);
+  sluice_moe_config_t config = rig_config();
+  config.restore_input = config.restore_pre_activation = policy;
+  own_rig_open(rig, &context, &config);
+}
+
+/* ---- outstanding forwards ---- */
+
+static void check_counts(const rig_t* rig, uint64_t now, uint64_t most, uint64_t planned) {
+  const sluice_context_stats_t stats = own_rig_stats(rig);
+  assert_int_equal(stats.num_outstanding, now);
+  assert_int_equal(stats.most_outstanding, most);
+  assert_int_equal(stats.planned_outstanding, planned);
+}
+
+static void take_back(rig_t* rig, sluice_step_t* step) {
+  WORKS(rig_backward(rig, step));
+  sluice_step_drop(step);
+}
+
+TEST(Stats_Outstanding_CountsTheMostAtOneTime) {
+  rig_t rig;
+  sluice_step_t* steps[STEPS];
+  open_rig(&rig, 0, 0, SLUICE_RESTORE_KEEP);
+  check_counts(&rig, 0, 0, 0);
+  for (int i = 0; i < STEPS; ++i) WORKS(rig_forward(&rig, &steps[i]));
+  check_counts(&rig, STEPS, STEPS, 0);
+  for (int i = 0; i < STEPS - 1; ++i) take_back(&rig, steps[i]);
+  check_counts(&rig, 1, STEPS, 0);
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  WORKS(sluice_context_get_stats(rig.context, 1, &stats)); /* also resets this peak */
+  check_counts(&rig, 1, 1, 0);
+  rig.forward.needs_backward = 0;
+  WORKS(sluice_moe_forward(rig.moe, &rig.forward, NULL, NULL)); /* without a step */
+  check_counts(&rig, 1, 1, 0);
+  take_back(&rig, steps[STEPS - 1]);
+  check_counts(&rig, 0, 1, 0);
+  own_rig_close(&rig);
+}
+
+/* If a host keeps the saved buffers and drops the step, the forward stays outstanding until it frees them. */
+TEST(Stats_StepDroppedAndBuffersKept_IsOutstandingStill) {
+  rig_t rig;
+  sluice_step_t* step = NULL;
+  open_rig(&rig, 0, 0, SLUICE_RESTORE_KEEP);
+  held_saved_t held = {.context = rig.context};
+  hold_saved(&rig, &held);
+  WORKS(rig_forward(&rig, &step));
+  sluice_step_drop(step);
+  check_counts(&rig, 1, 1, 0);
+  give_saved_back(&held, rig.context);
+  check_counts(&rig, 0, 1, 0);
+  own_rig_close(&rig);
+}
+
+/* ---- blocks of the pool ---- */
+
+/* Runs `outstanding` forwards and then their backwards. Gradients must have the bits of the first round. */
+static void run_round(rig_t* rig, held_saved_t* held, int32_t outstanding, float* want, int is_first) {
+  sluice_step_t* steps[STEPS] = {NULL};
+  for (int32_t i = 0; i < outstanding; ++i) {
+    rig_reset(rig);
+    if (held != NULL) hold_saved(rig, &held[i]);
+    WORKS(rig_forward(rig, &steps[i]));
+  }
+  for (int32_t i = outstanding; i-- > 0;) {
+    WORKS(rig_backward(rig, steps[i]));
+    sluice_step_drop(steps[i]);
+    if (held != NULL) give_saved_back(&held[i], rig->context);
+  }
+  if (is_first) memcpy(want, rig->grad_tokens.tensor.data, rig->grad_tokens.bytes);
+  assert_memory_equal(rig->grad_tokens.tensor.data, want, rig->grad_tokens.bytes);
+}
+
+TEST(Offload_TwentySteps_AllocateTheBlocksOfOne) {
+  for (int by_host = 0; by_host < 2; ++by_host) {
+    for (int32_t outstanding = 1; outstanding <= 3; ++outstanding) {
+      rig_t rig;
+      held_saved_t held[STEPS];
+      float want[64];
+      memset(held, 0, sizeof held);
+      open_rig(&rig, 0, outstanding, SLUICE_RESTORE_OFFLOAD);
+      for (int i = 0; i < STEPS; ++i) held[i].context = rig.context;
+      uint64_t idle = 0, peak = 0;
+      for (int i = 0; i < ROUNDS; ++i) {
+        run_round(&rig, by_host ? held : NULL, outstanding, want, i == 0);
+        const sluice_context_stats_t stats = own_rig_stats(&rig);
+        if (i == 0) idle = stats.idle_pool_bytes, peak = stats.peak_bytes;
+        assert_int_equal(stats.num_pool_allocations, 2 * outstanding); /* T_DI and T_M of each forward */
+        assert_true(stats.idle_pool_bytes == idle && stats.peak_bytes == peak && idle > 0);
+      }
+      own_rig_close(&rig);
+    }
+  }
+}
+
+/* Under the smallest budget of the plan, with backwards in reverse order. Afterwards another allocation uses the bytes
+ * of idle blocks. */
+TEST(Offload_UnderItsLeastBudget_StaysWithin) {
+  rig_t rig;
+  float want[64];
+  open_rig(&rig, 1 << 20, 2, SLUICE_RESTORE_OFFLOAD);
+  const uint64_t needs = own_rig_smallest_budget(&rig);
+  own_rig_close(&rig);
+
+  open_rig(&rig, needs, 2, SLUICE_RESTORE_OFFLOAD);
+  for (int i = 0; i < ROUNDS; ++i) run_round(&rig, NULL, 2, want, i == 0);
+  sluice_context_stats_t stats = own_rig_stats(&rig);
+  assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 4);
+  /* An allocation that needs the bytes of idle blocks frees them, and the next step allocates its blocks again. */
+  void* data = NULL;
+  const uint64_t room = (needs - stats.current_bytes + stats.idle_pool_bytes) / 64 * 64;
+  assert_true(stats.idle_pool_bytes > 0);
+  WORKS(sluice_context_allocate(rig.context, room, &data));
+  assert_int_equal(own_rig_stats(&rig).idle_pool_bytes, 0);
+  sluice_context_free(rig.context, data, room);
+  run_round(&rig, NULL, 2, want, 0);
+  stats = own_rig_stats(&rig);
+  assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 8);
+  own_rig_close(&rig);
+}
+
+/* A buffer may outlive its context; then the host frees it with NULL. */
+TEST(Saved_OutlivesTheContext_IsFreedWithoutIt) {
+  rig_t rig;
+  held_saved_t held = {0};
+  void* data = NULL;
+  open_rig(&rig, 0, 1, SLUICE_RESTORE_OFFLOAD);
+  held.context = rig.context;
+  for (int32_t which = 0; which < SLUICE_SAVED_COUNT; ++which) (void)save_held(&held, which, 100 + (uint64_t)which);
+  REFUSED(sluice_context_allocate_saved(rig.context, SLUICE_SAVED_COUNT, 1, &data), SLUICE_E_INVALID_ARGUMENT,
+          "which is 5");
+  REFUSED(sluice_context_allocate_saved(NULL, 0, 1, &data), SLUICE_E_INVALID_ARGUMENT, "context is NULL");
+  own_rig_close(&rig);
+  give_saved_back(&held, NULL);
+}
+
+/* ---- the host budget ---- */
 
 static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
@@ -79,51 +220,21 @@ TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   rig_close(&l);
 }
 
-/* The host's own count of the pool: offloaded rows live from the callback that allocates them until their release. */
-typedef struct pool_s {
-  sluice_context_t* context; /* NULL: the test allocates; Sluice counts these bytes until the step is dropped */
-  uint64_t live, most;
-  void* data[16];
-  uint64_t bytes[16];
-  int32_t count;
-} pool_t;
-
-static void* save_to_pool(void* user, int32_t which, uint64_t bytes) {
-  pool_t* pool = user;
-  void* data = NULL;
-  assert_true(pool->count < 16);
-  if (pool->context == NULL) data = test_malloc(bytes + 1);
-  if (pool->context != NULL) assert_int_equal(sluice_context_allocate(pool->context, bytes, &data), SLUICE_OK);
-  if (which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_PRE_ACTIVATION) pool->live += bytes;
-  if (pool->live > pool->most) pool->most = pool->live;
-  pool->data[pool->count] = data, pool->bytes[pool->count++] = bytes;
-  return data;
-}
-
-static void empty_pool(pool_t* pool) {
-  for (int32_t i = 0; i < pool->count; ++i) {
-    if (pool->context == NULL) test_free(pool->data[i]);
-    if (pool->context != NULL) sluice_context_free(pool->context, pool->data[i], pool->bytes[i]);
-  }
-  pool->count = 0, pool->live = 0;
-}
-
 /* Runs forwards until one is refused. Returns their number, or -1 after another error. `drops`: each step is dropped at
  * once and its buffers stay, as in hosts with their own autograd. */
-static int32_t forwards_until_refused(rig_t* rig, pool_t* pool, int drops) {
-  rig->forward.save = save_to_pool, rig->forward.save_user = pool;
-  rig->forward.save_is_counted = pool->context != NULL;
-  sluice_step_t* steps[4] = {NULL};
+static int32_t forwards_until_refused(rig_t* rig, held_saved_t* held, int drops) {
+  hold_saved(rig, held);
+  sluice_step_t* steps[STEPS] = {NULL};
   int32_t count = 0;
   sluice_status_t status = SLUICE_OK;
-  while (count < 4 && status == SLUICE_OK) {
+  while (count < STEPS && status == SLUICE_OK) {
     status = rig_forward(rig, &steps[count]);
     if (drops) sluice_step_drop(steps[count]), steps[count] = NULL;
     count += status == SLUICE_OK;
   }
   if (status != SLUICE_OK && strstr(last_message(), "host_memory_budget") == NULL) fail_msg("%s", last_message());
-  for (int32_t i = 0; i < 4; ++i) sluice_step_drop(steps[i]);
-  empty_pool(pool);
+  for (int32_t i = 0; i < STEPS; ++i) sluice_step_drop(steps[i]);
+  give_saved_back(held, held->context);
   return status == SLUICE_E_OVER_BUDGET ? count : -1;
 }
 
@@ -136,10 +247,10 @@ TEST(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt) {
   own_rig_open(&rig, &context, &config);
   for (int drops = 0; drops < 2; ++drops) {
     for (int again = 0; again < 2; ++again) { /* the second time, released memory is used again */
-      pool_t pool = {.context = drops ? rig.context : NULL};
-      assert_int_equal(forwards_until_refused(&rig, &pool, drops), 2);
-      assert_true(pool.most > 0 && pool.most <= context.host_memory_budget);
-      printf("two forwards hold %llu bytes of offloaded rows of %llu\n", (unsigned long long)pool.most,
+      held_saved_t held = {.context = drops ? rig.context : NULL};
+      assert_int_equal(forwards_until_refused(&rig, &held, drops), 2);
+      assert_true(held.most > 0 && held.most <= context.host_memory_budget);
+      printf("two forwards hold %llu bytes of offloaded rows of %llu\n", (unsigned long long)held.most,
              (unsigned long long)context.host_memory_budget);
     }
   }

@@ -77,12 +77,9 @@ TEST(Layers_OfOneContext_ShareOneSetOfSlots) {
  * */
 TEST(Budget_WithoutGradients_HoldsNoStep) {
   rig_t rig;
-  unsigned long long needs = 0;
-  open_rig(&rig, 1 << 12, 1);
-  REFUSED(rig_forward(&rig, NULL), SLUICE_E_INVALID_ARGUMENT, "out_step");
   sluice_step_t* step = NULL;
-  REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, ") needs ");
-  assert_int_equal(sscanf(strstr(last_message(), ") needs "), ") needs %llu", &needs), 1);
+  open_rig(&rig, 1 << 20, 1);
+  const uint64_t needs = own_rig_smallest_budget(&rig);
   own_rig_close(&rig);
 
   open_rig(&rig, needs, 1);

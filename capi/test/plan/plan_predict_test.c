@@ -6,49 +6,7 @@
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"
 
-static uint64_t lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-/* The kept or offloaded rows, in whole lines for each buffer, and one line for each chunk and buffer. */
-static uint64_t saved_by_hand(const rig_t* rig, const sluice_plan_config_t* config, const sluice_plan_info_t* info) {
-  const uint64_t element = rig->config.dtype == SLUICE_DTYPE_BF16 ? 2 : 4, kept = (uint64_t)info->kept_rows;
-  const uint64_t wide = (uint64_t)rig->config.hidden_width * (rig->config.gated ? 2u : 1u);
-  uint64_t input = kept * (uint64_t)rig->config.model_width * element, pre_activation = kept * wide * element;
-  if (config->restore_input == SLUICE_RESTORE_REDISPATCH) input = 0;
-  if (config->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE) pre_activation = 0;
-  return lines(input > 0 ? input : 1) + lines(pre_activation > 0 ? pre_activation : 1) + 2 * 64 +
-         (uint64_t)info->max_chunks * 2 * 64;
-}
-
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
-
-/* The peak of slots is at an op and is at most their size; a rank alone communicates nothing. */
-TEST(Prediction_OfAPlan_IsTheSumOfItsParts) {
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  uint32_t random = 7;
-  for (int32_t i = 0; i < 9 * 4; ++i) {
-    rig_t rig;
-    sluice_moe_config_t layer = rig_config();
-    layer.model_width = 1 + next_random(&random) % 20, layer.hidden_width = 1 + next_random(&random) % 30;
-    layer.num_chunks = layer.bias = 0, layer.gated = i % 2, layer.dtype = i / 2 % 2 ? SLUICE_DTYPE_BF16 : layer.dtype;
-    WORKS(rig_open(&rig, NULL, &layer));
-    DEFAULTS(sluice_plan_config, config);
-    config.max_tokens = 1 + next_random(&random) % 90, config.max_outstanding = 1 + i % 3,
-    config.num_chunks = 1 + i % 8;
-    config.restore_input = i % 3, config.restore_pre_activation = pre_activations[i / 3 % 3];
-    sluice_plan_t* plan = NULL;
-    sluice_plan_info_t info = {.struct_size = sizeof info};
-    WORKS(sluice_plan_create(rig.moe, &config, &plan));
-    WORKS(sluice_plan_get_info(plan, &info));
-    assert_int_equal(info.total_bytes, info.base_bytes + info.slot_bytes + info.routing_bytes + info.schedule_bytes +
-                                           info.header_bytes + info.gemm_bytes +
-                                           (uint64_t)config.max_outstanding * info.step_bytes);
-    assert_int_equal(info.saved_bytes, saved_by_hand(&rig, &config, &info));
-    assert_true(info.saved_bytes < info.step_bytes && info.deferred_bytes == 0 && info.communication_bytes == 0);
-    assert_true(info.peak_slot_bytes > 0 && info.peak_slot_bytes <= info.slot_bytes);
-    sluice_plan_destroy(plan);
-    rig_close(&rig);
-  }
-}
 
 TEST(Prediction_AnyShape_EqualsTheAllocatorOfEach) {
   uint32_t random = 11;
@@ -59,10 +17,6 @@ TEST(Prediction_AnyShape_EqualsTheAllocatorOfEach) {
     for (int32_t r = 0; r < 3; ++r) c.tokens[r] = 1 + next_random(&random) % 90;
     budget_predictions(&(budget_suite_t){.base = c, .run = world_run, .least_ranks = 1});
   }
-}
-
-TEST(Prediction_CallbackExperts_EqualsTheAllocatorOfEach) {
-  budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
 }
 
 /* The peak may be lower by at most the memory that GEMMs may borrow. */

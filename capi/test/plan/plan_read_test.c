@@ -18,37 +18,6 @@ static void reseal(unsigned char* data, uint64_t bytes) {
   memcpy(data + bytes - 8, &sum, 8);
 }
 
-/* Returns whether the message names a field. */
-static int names_a_field(const char* message) {
-  static const char* const words[] = {"a plan has",
-                                      "magic is",
-                                      "form is",
-                                      "fingerprint is",
-                                      "max_tokens is",
-                                      "max_outstanding is",
-                                      "num_chunks is",
-                                      "wgrad_mode is",
-                                      "separate_wgrad is",
-                                      "may_keep_part is",
-                                      "base_bytes is",
-                                      "restore_input",
-                                      "restore_pre_activation",
-                                      "relative_time is",
-                                      "num_blocks is",
-                                      "max_chunks is",
-                                      "chunk_rows is",
-                                      "kept_rows is",
-                                      "kept_chunks is",
-                                      "memory_budget is",
-                                      "shares_act is",
-                                      "two_levels is",
-                                      "reuse is"};
-  for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
-    if (strstr(message, words[i]) != NULL) return 1;
-  }
-  return 0;
-}
-
 /* Writes a plan with random policies, for all chunks or for each chunk. */
 static uint64_t random_plan(const rig_t* rig, uint32_t* seed, unsigned char* out) {
   static const int32_t chunks[] = {0, 1, 2, 3, 8},
@@ -159,7 +128,9 @@ static void damage(const sluice_moe_config_t* layer, int64_t inputs, uint32_t se
     }
     ++outcome->refused;
     assert_null(plan);
-    if (!names_a_field(last_message())) fail_msg("%d, no field named: %s", status, last_message());
+    const char* says = last_message(); /* "FIELD is VALUE", or the number of bytes */
+    if (strstr(says, " is ") == NULL && strstr(says, "a plan has") == NULL && strstr(says, "restore_") == NULL)
+      fail_msg("%d, no field named: %s", status, says);
   }
   rig_close(&rig);
   assert_int_equal(atomic_load(&rig.heap.live_blocks), 0);

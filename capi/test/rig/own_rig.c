@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/test/rig/own_rig.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "capi/test/rig/refusals.h"
@@ -30,6 +31,37 @@ sluice_context_stats_t own_rig_stats(const rig_t* rig) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   WORKS(sluice_context_get_stats(rig->context, 0, &stats));
   return stats;
+}
+
+uint64_t own_rig_smallest_budget(const rig_t* rig) {
+  uint64_t least = 0;
+  WORKS(sluice_moe_smallest_budget(rig->moe, rig->num_tokens, &least));
+  return least;
+}
+
+void* save_held(void* user, int32_t which, uint64_t bytes) {
+  held_saved_t* held = user;
+  void* data = NULL;
+  assert_true(held->count < COUNT(held->data));
+  if (held->context == NULL) data = malloc(bytes + 1);
+  if (held->context != NULL) WORKS(sluice_context_allocate_saved(held->context, which, bytes, &data));
+  if (which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_PRE_ACTIVATION) held->live += bytes;
+  if (held->live > held->most) held->most = held->live;
+  held->data[held->count] = data, held->bytes[held->count++] = bytes;
+  return data;
+}
+
+void hold_saved(rig_t* rig, held_saved_t* held) {
+  rig->forward.save = save_held, rig->forward.save_user = held;
+  rig->forward.save_is_counted = held->context != NULL;
+}
+
+void give_saved_back(held_saved_t* held, sluice_context_t* context) {
+  for (int32_t i = 0; i < held->count; ++i) {
+    if (held->context == NULL) free(held->data[i]);
+    if (held->context != NULL) sluice_context_free(context, held->data[i], held->bytes[i]);
+  }
+  held->count = 0, held->live = 0;
 }
 
 void pair_open(pair_t* pair, const sluice_moe_config_t* layer) {

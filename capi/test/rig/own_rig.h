@@ -12,6 +12,23 @@ void own_rig_open(rig_t* rig, const sluice_context_config_t* context, const slui
 void own_rig_close(rig_t* rig);
 sluice_context_stats_t own_rig_stats(const rig_t* rig);
 
+/* The smallest budget for the rig's layer and number of tokens. The context needs a budget. */
+uint64_t own_rig_smallest_budget(const rig_t* rig);
+
+/* Saved buffers that the host keeps, from a context or (context NULL) from the test's memory. `live` and `most` count
+ * offloaded rows. */
+typedef struct held_saved_s {
+  sluice_context_t* context;
+  void* data[16];
+  uint64_t bytes[16], live, most;
+  int32_t count;
+} held_saved_t;
+
+/* The callback `save` with a held_saved_t, which hold_saved sets for the rig's next forwards. */
+void* save_held(void* held, int32_t which, uint64_t bytes);
+void hold_saved(rig_t* rig, held_saved_t* held);
+void give_saved_back(held_saved_t* held, sluice_context_t* context);
+
 typedef struct pair_s {
   sluice_local_group_t* group;
   sluice_comm_t* comm;

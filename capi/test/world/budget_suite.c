@@ -256,24 +256,6 @@ void budget_predictions(const budget_suite_t* suite) {
          suite->base.gemm != NULL ? ", but for what GEMMs did not borrow," : "", checked, checked);
 }
 
-void budget_predictions_of_callbacks(const budget_suite_t* suite) {
-  static const int32_t chunks[] = {1, 2, 3, 8};
-  int32_t checked = 0;
-  for (int32_t i = 0; i < 48; ++i) {
-    case_t c = suite->base;
-    c.world_size = suite->least_ranks + i % 3, c.callback_experts = 1, c.outstanding = 1 + i / 3 % 2;
-    c.uneven_owners = i % 5 == 4, c.drop_every = i % 7 == 3 ? 5 : 0, c.hot_expert = i % 4 == 2 ? 3 : -1;
-    DEFAULTS(sluice_plan_config, plan);
-    plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i % 4];
-    const int32_t policy = i / 4 % 4; /* keeps, or recomputes after each of three input policies */
-    plan.restore_input = policy == 0 ? SLUICE_RESTORE_KEEP : policy - 1;
-    plan.restore_pre_activation = policy == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
-    c.restore_input = plan.restore_input, c.restore_pre_activation = plan.restore_pre_activation;
-    checked += check_predicted(suite, c, plan, i);
-  }
-  printf("callback experts: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
-}
-
 /* Lists that combine every policy of one tensor with every policy of the other, in orders that differ between cases. */
 static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* pre_activations) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};

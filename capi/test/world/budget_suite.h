@@ -43,9 +43,7 @@ void host_budget_one_hot_expert(const budget_suite_t* suite);
 /* Plans of least_ranks and more over n, policies, modes, uneven batches, owners and dropped routes: on each rank the
  * allocator's peak equals the prediction from the counts. Not for a device with memory of its own. */
 void budget_predictions(const budget_suite_t* suite);
-/* The same with callback experts that keep or recompute. */
-void budget_predictions_of_callbacks(const budget_suite_t* suite);
-/* The same with a list of restore policies. */
+/* The same with a list of restore policies, also of callback experts. */
 void budget_predictions_by_chunk(const budget_suite_t* suite);
 
 /* The same with budgets between those of two policies for all chunks; results are also checked. */

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "capi/test/pipeline/pipeline_calls.h"
+/* The callbacks of a rank of a pipeline's world. Each callback checks its call and computes. */
+#include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "capi/test/pipeline/pipeline_model.h"
 
 #define BOOL_CODE 6 /* DLPack's code, which the library sends without interpreting it */
 

@@ -17,7 +17,6 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-CAPABILITIES = {"sys_admin": 21}
 SO_ATTACH_FILTER = 26
 
 
@@ -61,11 +60,6 @@ def _has_socket_filters():
     return True
 
 
-def _has_capability(name):
-    held = int(re.search(r"^CapEff:\s*(\w+)", _text("/proc/self/status"), re.MULTILINE)[1], 16)
-    return bool(held >> CAPABILITIES[name] & 1)
-
-
 def _has_nvcc():
     found = subprocess.run(
         [os.path.join(ROOT, "third_party/bazel/found.sh")], capture_output=True, text=True, check=True
@@ -78,7 +72,6 @@ def _has_stolen_time():
 
 
 WITH_A_WORD = {
-    "capability": _has_capability,
     "command": shutil.which,
     "cores": lambda least: len(os.sched_getaffinity(0)) >= int(least),
     "environment": os.environ.get,

@@ -16,7 +16,7 @@ static float draw(uint64_t* seed, double scale) {
   return (float)(((double)(*seed >> 11) / 4503599627370496.0 - 1.0) * scale);
 }
 
-static void write_element(void* data, int32_t dtype, int64_t i, float x) {
+void write_element(void* data, int32_t dtype, int64_t i, float x) {
   if (dtype == SLUICE_DTYPE_F32) ((float*)data)[i] = x;
   if (dtype == SLUICE_DTYPE_BF16) ((uint16_t*)data)[i] = sluice_f32_to_bf16(x);
   if (dtype == SLUICE_DTYPE_F16) ((uint16_t*)data)[i] = sluice_f32_to_f16(x);
@@ -64,7 +64,6 @@ model_t* open_model(void) {
   set_gradients(m, 1, 0);
   sluice_optimizer_step_args_init(&m->args, sizeof m->args);
   sluice_optimizer_step_result_init(&m->result, sizeof m->result);
-  sluice_error_info_init(&m->error, sizeof m->error);
   m->args.groups = m->list, m->args.num_groups = 2, m->args.bucket = BUCKET;
   DEFAULTS(sluice_optimizer_config, config);
   assert_int_equal(sluice_optimizer_create(&config, &m->optimizer), SLUICE_OK);

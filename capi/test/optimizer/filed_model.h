@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A small model of three dtypes, whose master weights and moments are in memory or in a file. */
+/* A small model of three dtypes, whose master weights and moments are in memory or in a file. The second group of
+ * tensors is that of the experts, if ranks share it in parts. */
 #pragma once
 
 #include <stdint.h>
@@ -27,9 +28,7 @@ typedef struct model_s {
   sluice_optimizer_t* optimizer;
   sluice_optimizer_file_t* file;
   char path[512];
-  sluice_comm_t* comm;
-  sluice_status_t status;
-  sluice_error_info_t error;
+  sluice_comm_t* comm; /* of the file */
 } model_t;
 
 /* A model with its states in memory. close_model closes models of all kinds and removes the file. */
@@ -42,6 +41,7 @@ void close_model(model_t* m);
 /* The configuration of the model's file, which need not exist. */
 sluice_optimizer_file_config_t config_of(model_t* m);
 
+void write_element(void* data, int32_t dtype, int64_t i, float x);
 float read_element(const void* data, int32_t dtype, int64_t i);
 void set_gradients(model_t* m, int step, int rank);
 void step_model(model_t* m, int number);

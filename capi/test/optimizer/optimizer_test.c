@@ -2,81 +2,41 @@
 /* The optimizer through its public calls: errors, skipped steps, and training of a small model. */
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "capi/test/rig/refusals.h"
-#include "sluice/optimizer.h"
+#include "capi/test/optimizer/filed_model.h"
 
 enum { COUNT = 1000 };
 
-typedef struct model_s {
-  float param[COUNT], grad[COUNT], exp_avg[COUNT], exp_avg_sq[COUNT];
-  sluice_optimizer_tensor_t tensor;
-  sluice_optimizer_group_t group;
-  const sluice_optimizer_group_t* groups[1];
-  sluice_optimizer_step_args_t args;
-  sluice_optimizer_t* optimizer;
-} model_t;
-
-static model_t* open_model(void) {
-  model_t* m = calloc(1, sizeof *m);
-  assert_non_null(m);
-  for (int i = 0; i < COUNT; ++i) m->param[i] = (float)i / COUNT, m->grad[i] = (float)(i % 7 - 3) / 4.0F;
-  m->tensor = (sluice_optimizer_tensor_t){.count = COUNT,
-                                          .step = 1,
-                                          .param = m->param,
-                                          .grad = m->grad,
-                                          .exp_avg = m->exp_avg,
-                                          .exp_avg_sq = m->exp_avg_sq,
-                                          .param_dtype = SLUICE_DTYPE_F32,
-                                          .grad_dtype = SLUICE_DTYPE_F32};
-  sluice_optimizer_group_init(&m->group, sizeof m->group);
-  m->group.tensors = &m->tensor;
-  m->group.num_tensors = 1;
-  m->groups[0] = &m->group;
-  sluice_optimizer_step_args_init(&m->args, sizeof m->args);
-  m->args.groups = m->groups;
-  m->args.num_groups = 1;
-  DEFAULTS(sluice_optimizer_config, config);
-  WORKS(sluice_optimizer_create(&config, &m->optimizer));
+/* One group of one f32 tensor. */
+static model_t* open_one(void) {
+  model_t* m = open_model();
+  for (int i = 0; i < COUNT; ++i) m->s.param[i] = (float)i / COUNT, m->grad[i] = (float)(i % 7 - 3) / 4.0F;
+  m->tensors[0].count = COUNT, m->tensors[0].master = NULL;
+  m->groups[0].num_tensors = m->args.num_groups = 1;
   return m;
 }
 
-static void close_model(model_t* m) {
-  sluice_optimizer_destroy(m->optimizer);
-  free(m);
-}
-
-/* Copies parameters and moments, the memory that a step may change. */
-static void copy_state(const model_t* m, float* out) {
-  memcpy(out, m->param, sizeof m->param);
-  memcpy(out + COUNT, m->exp_avg, sizeof m->exp_avg);
-  memcpy(out + 2 * COUNT, m->exp_avg_sq, sizeof m->exp_avg_sq);
-}
-
-static void check_unchanged(const model_t* m, const float* before) {
-  float now[3 * COUNT];
-  copy_state(m, now);
-  assert_memory_equal(before, now, sizeof now);
+static void check_unchanged(const model_t* m, const states_t* before) {
+  assert_memory_equal(&m->s, before, sizeof m->s);
 }
 
 /* The loss is the sum of (p - target)^2 / 2, so its gradient is p - target. */
 TEST(Steps_OnAQuadratic_ReachItsMinimum) {
-  model_t* m = open_model();
-  m->group.lr = 0.02, m->group.weight_decay = 0.0;
+  model_t* m = open_one();
+  m->groups[0].lr = 0.02, m->groups[0].weight_decay = 0.0;
   for (int64_t t = 1; t <= 500; ++t) {
-    for (int i = 0; i < COUNT; ++i) m->grad[i] = 1024.0F * (m->param[i] - 0.25F);
-    m->tensor.step = t;
+    for (int i = 0; i < COUNT; ++i) m->grad[i] = 1024.0F * (m->s.param[i] - 0.25F);
+    m->tensors[0].step = t;
     m->args.loss_scale = 1024.0;
     WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
   }
-  for (int i = 0; i < COUNT; ++i) assert_true(fabsf(m->param[i] - 0.25F) < 1e-3F);
+  for (int i = 0; i < COUNT; ++i) assert_true(fabsf(m->s.param[i] - 0.25F) < 1e-3F);
   close_model(m);
 }
 
 TEST(Step_WithResult_TellsTheNormAndThatNothingWasSkipped) {
-  model_t* m = open_model();
+  model_t* m = open_one();
   DEFAULTS(sluice_optimizer_step_result, result);
   double squares = 0.0;
   for (int i = 0; i < COUNT; ++i) squares += (double)m->grad[i] * (double)m->grad[i];
@@ -87,31 +47,29 @@ TEST(Step_WithResult_TellsTheNormAndThatNothingWasSkipped) {
 }
 
 TEST(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns) {
-  model_t* m = open_model();
-  float before[3 * COUNT];
-  copy_state(m, before);
+  model_t* m = open_one();
+  const states_t before = m->s;
   DEFAULTS(sluice_optimizer_step_result, result);
   m->grad[COUNT - 1] = -INFINITY;
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
   assert_int_equal(result.skipped, 1);
-  check_unchanged(m, before);
+  check_unchanged(m, &before);
   m->grad[COUNT - 1] = 0.5F;
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
   assert_int_equal(result.skipped, 0);
-  assert_true(m->param[COUNT - 1] < before[COUNT - 1]);
+  assert_true(m->s.param[COUNT - 1] < before.param[COUNT - 1]);
   close_model(m);
 }
 
 TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
-  model_t* m = open_model();
-  float before[3 * COUNT];
-  copy_state(m, before);
+  model_t* m = open_one();
+  const states_t before = m->s;
   const model_t good = *m;
 #define TENSOR(field, value, text)                                         \
-  m->tensor.field = (value);                                               \
+  m->tensors[0].field = (value);                                           \
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
-  m->tensor = good.tensor;                                                 \
-  check_unchanged(m, before)
+  m->tensors[0] = good.tensors[0];                                         \
+  check_unchanged(m, &before)
   TENSOR(count, -1, "tensor 0 of group 0 has count -1");
   TENSOR(count, (INT64_C(1) << 48) + 1, "has count 281474976710657; give 0 to 2^48");
   TENSOR(count, INT64_MAX, "has count 9223372036854775807; give 0 to 2^48");
@@ -123,10 +81,10 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   TENSOR(param_dtype, SLUICE_DTYPE_F64, "param_dtype is f64");
   TENSOR(grad_dtype, 99, "grad_dtype is unknown (99)");
 #define GROUP(field, value, text)                                          \
-  m->group.field = (value);                                                \
+  m->groups[0].field = (value);                                            \
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
-  m->group.field = good.group.field;                                       \
-  check_unchanged(m, before)
+  m->groups[0].field = good.groups[0].field;                               \
+  check_unchanged(m, &before)
   GROUP(lr, -1.0, "lr is -1");
   GROUP(lr, NAN, "lr is nan");
   GROUP(beta1, 1.0, "beta1 is 1");
@@ -142,23 +100,23 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   m->args.field = (value);                                                 \
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
   m->args.field = good.args.field;                                         \
-  check_unchanged(m, before)
+  check_unchanged(m, &before)
   ARGS(loss_scale, 0.0, "loss_scale is 0");
   ARGS(max_norm, -1.0, "max_norm is -1");
   ARGS(num_groups, -1, "num_groups is -1");
   m->args.groups = NULL;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "groups is NULL");
-  m->args.groups = m->groups;
+  m->args.groups = m->list;
   ARGS(reserved, 1, "reserved is 1");
-  m->groups[0] = NULL;
+  m->list[0] = NULL;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "group 0 is NULL");
-  m->groups[0] = &m->group;
-  m->group.struct_size = 1;
+  m->list[0] = &m->groups[0];
+  m->groups[0].struct_size = 1;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_ABI, "sluice_optimizer_group_t");
-  m->group.struct_size = sizeof m->group;
+  m->groups[0].struct_size = sizeof m->groups[0];
   REFUSED(sluice_optimizer_step(NULL, &m->args, NULL), BAD, "optimizer is NULL");
   REFUSED(sluice_optimizer_create(NULL, NULL), BAD, "out_optimizer is NULL");
-  check_unchanged(m, before);
+  check_unchanged(m, &before);
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
   close_model(m);
   sluice_optimizer_destroy(NULL);
@@ -167,32 +125,31 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
 /* Counts whose sum overflows are not added. Memory may not be used twice: in two groups, in one group, in part, or as
  * states of two parameters. */
 TEST(Step_TensorsThatCannotBe_AreRefusedByName) {
-  model_t* m = open_model();
-  float before[3 * COUNT];
-  copy_state(m, before);
-  sluice_optimizer_tensor_t tensors[3] = {m->tensor, m->tensor, m->tensor};
-  sluice_optimizer_group_t second = m->group;
-  const sluice_optimizer_group_t* groups[2] = {&m->group, &second};
+  model_t* m = open_one();
+  const states_t before = m->s;
+  sluice_optimizer_tensor_t tensors[3] = {m->tensors[0], m->tensors[0], m->tensors[0]};
+  sluice_optimizer_group_t second = m->groups[0];
+  const sluice_optimizer_group_t* groups[2] = {&m->groups[0], &second};
   tensors[0].count = tensors[1].count = INT64_MAX, tensors[2].count = 10;
-  m->group.tensors = tensors, m->group.num_tensors = 3;
+  m->groups[0].tensors = tensors, m->groups[0].num_tensors = 3;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "tensor 0 of group 0 has count");
   tensors[0].count = tensors[1].count = INT64_C(1) << 47, tensors[2].count = 1;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "tensor 2 of group 0 has count 1; give 0 to 2^48");
-  m->group.tensors = second.tensors = &m->tensor, m->group.num_tensors = second.num_tensors = 1;
+  m->groups[0].tensors = second.tensors = m->tensors, m->groups[0].num_tensors = second.num_tensors = 1;
   m->args.groups = groups, m->args.num_groups = 2;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD,
           "tensor 0 of group 0 and tensor 0 of group 1 share memory");
   m->args.num_groups = 1;
-  m->group.tensors = tensors, m->group.num_tensors = 2;
-  tensors[0] = tensors[1] = m->tensor;
-  tensors[0].count = 500, tensors[1].count = 501, tensors[1].param = m->param + 499;
-  tensors[1].exp_avg = m->exp_avg + 499, tensors[1].exp_avg_sq = m->exp_avg_sq + 499;
+  m->groups[0].tensors = tensors, m->groups[0].num_tensors = 2;
+  tensors[0] = tensors[1] = m->tensors[0];
+  tensors[0].count = 500, tensors[1].count = 501, tensors[1].param = m->s.param + 499;
+  tensors[1].exp_avg = m->s.exp_avg + 499, tensors[1].exp_avg_sq = m->s.exp_avg_sq + 499;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD,
           "tensor 0 of group 0 and tensor 1 of group 0 share memory");
-  tensors[1].count = 500, tensors[1].param = m->param + 500, tensors[1].exp_avg_sq = m->exp_avg_sq + 500;
+  tensors[1].count = 500, tensors[1].param = m->s.param + 500, tensors[1].exp_avg_sq = m->s.exp_avg_sq + 500;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "share memory");
-  check_unchanged(m, before);
-  tensors[1].exp_avg = m->exp_avg + 500; /* adjacent memory does not overlap */
+  check_unchanged(m, &before);
+  tensors[1].exp_avg = m->s.exp_avg + 500; /* adjacent memory does not overlap */
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
   close_model(m);
 }
@@ -214,7 +171,7 @@ static void* call_often(void* data) {
 }
 
 TEST(Step_FromTwoThreads_RunsOrIsBusy) {
-  model_t* m = open_model();
+  model_t* m = open_one();
   caller_t callers[2] = {{.model = m}, {.model = m}};
   pthread_t threads[2];
   for (int i = 0; i < 2; ++i) assert_int_equal(pthread_create(&threads[i], NULL, call_often, &callers[i]), 0);

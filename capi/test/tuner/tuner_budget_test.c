@@ -72,20 +72,6 @@ TEST(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize) {
   }
 }
 
-/* Four batch sizes alternate. Each keeps its own n and strategy. */
-TEST(Reuse_BatchesDiffer_EachSizeHasItsAnswer) {
-  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
-  w->reuse = 1, w->changes = 2, w->steps = 60;
-  run_and_agree(w);
-  assert_true(w->num_decisions[0] >= 4);
-  int32_t fewest = 1000, most = 0;
-  for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
-    const int32_t n = w->decisions[0][k].num_chunks;
-    fewest = n < fewest ? n : fewest, most = n > most ? n : most;
-  }
-  printf("reuse, four sizes: n from %d to %d\n", fewest, most);
-}
-
 /* Under a budget, too, only plans with these strategies are chosen. */
 TEST(Reuse_UnderABudget_NoPlanKeepsRows) {
   for (int32_t ranks = 1; ranks <= 2; ++ranks) {
@@ -118,24 +104,6 @@ TEST(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps) {
   }
   printf("plans of part of their chunks: %d, of all: %d\n", num_parts, num_whole);
   assert_true(num_parts > 0 && num_whole > 0);
-}
-
-/* A larger batch has its own plans, which use lane times of earlier passes. All ranks and all layers of a kind begin
- * with the same plans, so that they share a race. */
-TEST(Budget_BatchesGrow_PlansBeginWithWhatWasSeen) {
-  for (int32_t ranks = 2; ranks <= 3; ++ranks) {
-    tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
-    w->grows = 1, w->budget = 1 << 20, w->steps = 60, w->layers = 3;
-    run_and_agree(w);
-    int32_t decided = 0;
-    for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
-      if (w->decisions[0][i].rows > 64) ++decided;
-      assert_true(w->policies[0][i].total_bytes <= w->budget);
-    }
-    printf("%d ranks: %d decisions of three layers, %d of the larger batch\n", ranks, w->num_decisions[0], decided);
-    assert_true(w->settled[0] && w->num_decisions[0] == 2 && decided == 1);
-    for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= w->budget);
-  }
 }
 
 /* Trains with alternating batches of 256, 32, 128 and 64 tokens, under the smallest budget (of those tried) that has a

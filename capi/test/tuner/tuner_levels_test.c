@@ -96,25 +96,6 @@ TEST(Levels_UnderABudget_AreThosePredictedToTakeLess) {
   }
 }
 
-/* A token with one route goes to one node in any case, so one level stays. */
-TEST(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine) {
-  uint64_t by_rank[RANKS], sent[RANKS];
-  run_fixed(SLUICE_DEDUPLICATE_RANKS, 1, by_rank);
-  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
-    tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, mode, machine_of(1e6, 1e10));
-    w->top_k = 1;
-    run(w, sent);
-    assert_true(is_same(sent, by_rank));
-  }
-}
-
-/* If ranks have different numbers of tokens, all bind again for the largest, and exchange node copies again. */
-TEST(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree) {
-  tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL);
-  w->num_chunks = 0, w->empty = 2, w->changes = 3;
-  run_and_agree(w);
-}
-
 /* ---- layers that leave open whether they are deduplicated at all ---- */
 
 enum { PAIR = 2 };
@@ -229,11 +210,12 @@ TEST(LevelsAndCopies_RepeatedForwards_KeepTheirs) {
   }
 }
 
-/* Ranks with different numbers of tokens, also none, bind the same. */
-TEST(Copies_OtherBatches_AllRanksAgree) {
-  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; mode += SLUICE_TUNER_MODEL) {
-    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, mode);
-    w->num_chunks = 0, w->empty = 2, w->changes = 3, w->evaluates = 1;
+/* If ranks have different numbers of tokens, also none, all bind again for the largest, and exchange copies again. */
+TEST(LevelsAndCopies_DifferentBatchesPerRank_AllRanksAgree) {
+  for (int32_t i = 0; i < 3; ++i) {
+    tuner_world_t* w = i == 0 ? world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL)
+                              : slow_pair(SLUICE_DEDUPLICATE_ANY, i == 1 ? SLUICE_TUNER_ADAPTIVE : SLUICE_TUNER_MODEL);
+    w->num_chunks = 0, w->empty = 2, w->changes = 3, w->evaluates = i > 0;
     run_and_agree(w);
   }
 }

@@ -136,7 +136,3 @@ static void check(int32_t num_ranks, nth_way_t way) {
 
 TEST(TwoRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(2, NTH_OVER_TCP); }
 TEST(TwoPairs_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(4, NTH_WITHIN); }
-TEST(ThreeRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) {
-  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
-  check(3, NTH_OVER_TCP);
-}

@@ -131,10 +131,6 @@ static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* p
 
 TEST(OneRank_NthCallOfAPipelineFails_HasAStatusAndLeavesNothing) { nth_call(1, NTH_OVER_TCP, run); }
 TEST(TwoRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP, run); }
-TEST(ThreeRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) {
-  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL"); /* this case takes half of the file's time */
-  nth_call(3, NTH_OVER_TCP, run);
-}
 TEST(TwoRanks_NthCallOfAPipelineInAProcessFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(2, NTH_WITHIN, run);

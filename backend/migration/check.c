@@ -277,9 +277,6 @@ static sluice_status_t explore(checker_t* c) {
   begin(c, &state);
   SLUICE_TRY(keep(c, &state));
   for (int64_t i = 0; i < c->states.count && c->fault == SLUICE_MOVE_FAULT_NONE; ++i) {
-    if (c->options->max_states > 0 && c->states.count > c->options->max_states) {
-      return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "migration: more than %lld states", (long long)c->options->max_states);
-    }
     memcpy(&state, sluice_state_set_get(&c->states, i), sizeof state);
     check_epochs(c, &state);
     c->moves = 0;

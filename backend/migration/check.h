@@ -38,13 +38,12 @@ typedef struct sluice_move_check_options_s {
   int32_t parts;         /* SLUICE_MOVE_PART_*: the parts that are sent */
   int32_t updates_first; /* the host updates streamed state, and only then reaches the boundary */
   int32_t keeps_table;   /* the host does not replace the table of slots */
-  int64_t max_states;    /* 0: no limit */
 } sluice_move_check_options_t;
 
 /* Sets the real protocol, num_ranks 2, and no failures. */
 void sluice_move_check_options_init(sluice_move_check_options_t* options);
 
 /* out_fault: SLUICE_MOVE_FAULT_*, the first one found, on a shortest path; out_rank: its rank. out_states: number of
- * states visited. Errors: INVALID_ARGUMENT, NO_MEMORY, OVER_BUDGET (more than max_states). */
+ * states visited. Errors: INVALID_ARGUMENT, NO_MEMORY. */
 sluice_status_t sluice_move_check(const sluice_move_check_options_t* options, sluice_allocator_t* allocator,
                                   int32_t* out_fault, int32_t* out_rank, int64_t* out_states);

@@ -127,18 +127,3 @@ TEST(Planted_StaleTableOfSlots_IsFound) {
   p.options.keeps_table = 1;
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_TABLE);
 }
-
-/* ---- limits ---- */
-
-TEST(Checker_TooManyStatesOrRanks_SaysSo) {
-  sluice_move_check_options_t options;
-  int32_t fault, rank;
-  int64_t states;
-  sluice_move_check_options_init(&options);
-  options.max_states = 3;
-  assert_int_equal(sluice_move_check(&options, sluice_process_allocator(), &fault, &rank, &states),
-                   SLUICE_E_OVER_BUDGET);
-  options.num_ranks = SLUICE_MOVE_CHECK_MAX_RANKS + 1;
-  assert_int_equal(sluice_move_check(&options, sluice_process_allocator(), &fault, &rank, &states),
-                   SLUICE_E_INVALID_ARGUMENT);
-}

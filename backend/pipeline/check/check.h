@@ -16,8 +16,6 @@
  * such moves stay possible until they are made; an overwritten slot may be missed, so programs with one replica are
  * explored in full.
  *
- * sluice_pipeline_sample takes random walks through programs of any size, with the runner and its policy.
- *
  * Thread-safe: nothing is shared. */
 #pragma once
 
@@ -25,14 +23,13 @@
 
 #define SLUICE_PIPELINE_CHECK_MAX_OPS      64 /* of one stage */
 #define SLUICE_PIPELINE_CHECK_MAX_RANKS    8  /* p · replicas */
-#define SLUICE_PIPELINE_CHECK_MAX_REPLICAS 4  /* of sampling too */
+#define SLUICE_PIPELINE_CHECK_MAX_REPLICAS 4
 
 typedef struct sluice_pipeline_check_options_s {
   int32_t replicas;         /* of each stage; 1 for a single pipeline */
   int32_t is_buffered;      /* a send may end before its receive is posted; else they end together */
   int32_t is_reduced;       /* see above */
   int32_t followers_choose; /* injected fault: replicas do not follow the first */
-  int64_t max_states;       /* 0: no limit */
 } sluice_pipeline_check_options_t;
 
 /* One replica and rendezvous sends, in full. */
@@ -42,8 +39,7 @@ void sluice_pipeline_check_options_init(sluice_pipeline_check_options_t* options
 void sluice_pipeline_check_form(const sluice_pipeline_program_t* program, sluice_pipeline_finding_t* out_finding);
 
 /* Explores every interleaving of a program that passes sluice_pipeline_check_form, or at least has indices in range.
- * out_states: the number of states, or NULL. Errors: INVALID_ARGUMENT (too large, options out of range), NO_MEMORY,
- * OVER_BUDGET (max_states). */
+ * out_states: the number of states, or NULL. Errors: INVALID_ARGUMENT (too large, options out of range), NO_MEMORY. */
 sluice_status_t sluice_pipeline_explore(const sluice_pipeline_program_t* program,
                                         const sluice_pipeline_check_options_t* options, sluice_allocator_t* allocator,
                                         sluice_pipeline_finding_t* out_finding, int64_t* out_states);
@@ -52,9 +48,3 @@ sluice_status_t sluice_pipeline_explore(const sluice_pipeline_program_t* program
 sluice_status_t sluice_pipeline_check(const sluice_pipeline_program_t* program,
                                       const sluice_pipeline_check_options_t* options, sluice_allocator_t* allocator,
                                       sluice_pipeline_finding_t* out_finding, int64_t* out_states);
-
-/* Checks the form, then takes `walks` random walks; the same seed gives the same walks. Errors: INVALID_ARGUMENT
- * (options out of range), NO_MEMORY. */
-sluice_status_t sluice_pipeline_sample(const sluice_pipeline_program_t* program,
-                                       const sluice_pipeline_check_options_t* options, int64_t walks, uint64_t seed,
-                                       sluice_allocator_t* allocator, sluice_pipeline_finding_t* out_finding);

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Explores every interleaving of small pipelines, and samples larger ones. With SLUICE_FULL set: ten times as many
- * samples, every limit of held micro-batches, and split weight gradients over eight virtual stages. */
+/* Explores every interleaving of small pipelines. With SLUICE_FULL set: every limit of held micro-batches, and split
+ * weight gradients over eight virtual stages. */
 
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 #include "third_party/bazel/test.h"
-
-#define SEED 20261124
 
 static int64_t programs, states;
 
@@ -192,43 +190,6 @@ TEST(Explore_ColumnsInFull_FindNoMoreThanReduced) {
   report("columns in full");
 }
 
-/* ---- larger ones ---- */
-
-static void sample(const sluice_pipeline_spec_t* spec, int32_t replicas, int64_t walks) {
-  sluice_pipeline_program_t* program = program_of(spec);
-  sluice_pipeline_check_options_t options;
-  sluice_pipeline_check_options_init(&options);
-  options.replicas = replicas;
-  for (options.is_buffered = 0; options.is_buffered < 2; ++options.is_buffered) {
-    sluice_pipeline_finding_t finding;
-    sluice_status_t status =
-        sluice_pipeline_sample(program, &options, walks, SEED, sluice_process_allocator(), &finding);
-    assert_int_equal(status, SLUICE_OK);
-    char text[512];
-    sluice_pipeline_finding_describe(program, &finding, text, sizeof text);
-    if (finding.fault != SLUICE_PIPELINE_FAULT_NONE) fail_msg("%s: %s", program->policy->name, text);
-  }
-  free_program(program);
-}
-
-TEST(Sample_LargerPipelines_NeverFail) {
-  int64_t walks = getenv("SLUICE_FULL") != NULL ? 100 : 10;
-  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
-    const sluice_policy_t* row = sluice_policy(policy);
-    for (int32_t v = row->min_virtual; v <= (row->max_virtual == 1 ? 1 : 2); ++v) {
-      sluice_pipeline_spec_t spec = pipeline_of(8, v, 16, policy, 0);
-      for (int32_t split = 0; split < (row->separate_wgrad < 0 ? 2 : 1); ++split) {
-        if (split) spec.separate_wgrad = 1;
-        spec.reduces = split == 0; /* evaluation batches have no reductions */
-        for (int32_t replicas = 1; replicas <= 2; ++replicas) {
-          for (int32_t c = 0; c < 8 * v; ++c) spec.expert_parallel[c] = c % 3 != 1;
-          sample(&spec, replicas, walks);
-        }
-      }
-    }
-  }
-}
-
 TEST(Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   sluice_pipeline_spec_t spec = pipeline_of(4, 2, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
@@ -255,35 +216,5 @@ TEST(Check_TooLargeOrOutOfRange_IsRefused) {
           "stage 0 has 65 ops");
   options.replicas = 5;
   assert_int_equal(sluice_pipeline_check(program, &options, memory, &finding, NULL), SLUICE_E_INVALID_ARGUMENT);
-  assert_int_equal(sluice_pipeline_sample(program, &options, 1, SEED, memory, &finding), SLUICE_E_INVALID_ARGUMENT);
-  free_program(program);
-  spec.num_micro_batches = 4;
-  program = program_of(&spec);
-  options.replicas = 1;
-  options.max_states = 10;
-  assert_int_equal(sluice_pipeline_check(program, &options, memory, &finding, NULL), SLUICE_E_OVER_BUDGET);
-  free_program(program);
-}
-
-TEST(Check_EveryFailingAllocation_IsNoMemoryAndLeaksNothing) {
-  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 4);
-  sluice_pipeline_program_t* program = program_of(&spec);
-  sluice_pipeline_check_options_t options;
-  sluice_pipeline_check_options_init(&options);
-  for (int32_t samples = 0; samples < 2; ++samples) {
-    int64_t n = 0;
-    for (sluice_status_t status = SLUICE_E_NO_MEMORY; status != SLUICE_OK; ++n) {
-      sluice_allocator_t allocator;
-      sluice_allocator_init(&allocator, NULL, NULL, NULL);
-      allocator.fail_after = n;
-      sluice_pipeline_finding_t finding;
-      status = samples ? sluice_pipeline_sample(program, &options, 2, SEED, &allocator, &finding)
-                       : sluice_pipeline_check(program, &options, &allocator, &finding, NULL);
-      assert_true(status == SLUICE_OK || status == SLUICE_E_NO_MEMORY);
-      assert_int_equal(allocator.num_live, 0);
-      sluice_allocator_deinit(&allocator);
-    }
-    assert_in_range(n, 4, 20);
-  }
   free_program(program);
 }

@@ -55,26 +55,6 @@ TEST(Choose_EqualStages_KeepsTheRule) {
   assert_int_equal(spec.in_flight[0], 4);
 }
 
-TEST(Choose_ASlowStageAtEqualL_BindsTheOrder) {
-  const sluice_pipeline_times_t times = times_of(4, 1);
-  sluice_pipeline_spec_t spec = open_pipeline(4, 1, 4), hint = spec;
-  hint.policy = SLUICE_POLICY_1F1B_HINT;
-  close_policy(&spec, &times);
-  assert_int_equal(spec.policy, SLUICE_POLICY_1F1B);
-  assert_true(seconds_of(&spec, &times) < 0.96 * seconds_of(&hint, &times));
-}
-
-TEST(Choose_WithOpenLimits_SetsThoseOfThePolicy) {
-  const sluice_pipeline_times_t times = times_of(4, 1);
-  sluice_pipeline_spec_t spec = open_pipeline(4, 1, 0);
-  close_policy(&spec, &times);
-  assert_false(sluice_policy(spec.policy)->is_planned);
-  assert_in_range(spec.in_flight[0], 5, 16);
-  sluice_pipeline_spec_t fixed = open_pipeline(4, 1, 4);
-  close_policy(&fixed, &times);
-  assert_true(seconds_of(&spec, &times) < seconds_of(&fixed, &times));
-}
-
 /* For random times, limits, cuts and weight gradients: within the tolerance of every policy that supports the spec. */
 TEST(Choose_DrawnPipelines_NoPolicyIsMuchFaster) {
   uint32_t drawn = 7;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The choice of limits in flight, and the timeline of a batch. */
+/* The choice of limits in flight. */
 #include <math.h>
 
-#include "backend/base/json.h"
 #include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
-#include "backend/pipeline/timeline_json.h"
 
 static sluice_pipeline_times_t times_of(const sluice_pipeline_spec_t* spec, double c) {
   sluice_pipeline_times_t times = {.is_buffered = 0};
@@ -34,19 +32,6 @@ static double makespan(const sluice_pipeline_spec_t* spec, double c) {
   assert_int_equal(status, SLUICE_OK);
   free_program(program);
   return result.makespan_s;
-}
-
-TEST(Choose_SlowerLinks_TakesMoreThanStages) {
-  static const struct {
-    int32_t p, limit;
-    double c;
-  } cases[] = {{2, 2, 0}, {2, 3, 0.25}, {2, 3, 0.5}, {4, 4, 0}};
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    sluice_pipeline_spec_t spec = pipeline_of(cases[i].p, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
-    assert_int_equal(choose(&spec, cases[i].c, 0.01).limit, cases[i].limit);
-  }
-  sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
-  assert_in_range(choose(&spec, 0.25, 0.01).limit, 5, 8);
 }
 
 TEST(Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough) {
@@ -134,40 +119,4 @@ TEST(Choose_WhatCannotBeChosen_IsRefused) {
   assert_int_equal(sluice_pipeline_choose(&spec, &times, NAN, memory, &choice), SLUICE_E_INVALID_ARGUMENT);
   spec.num_stages = 0;
   assert_int_equal(sluice_pipeline_choose(&spec, &times, 0, memory, &choice), SLUICE_E_INVALID_ARGUMENT);
-}
-
-/* ---- timelines ---- */
-
-static double number(const sluice_json_t* event, const char* name) { return sluice_json_member(event, name)->number; }
-
-TEST(Timeline_OfABatch_HoldsEachOpOnceInItsPlace) {
-  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_1F1B, 0);
-  sluice_pipeline_times_t times = times_of(&spec, 0.25);
-  sluice_pipeline_program_t* program = program_of(&spec);
-  double begin[64], end[64];
-  assert_in_range(program->num_ops, 1, 64);
-  sluice_pipeline_result_t result;
-  sluice_status_t status = sluice_pipeline_simulate(program, &times, sluice_process_allocator(), &result, begin, end);
-  assert_int_equal(status, SLUICE_OK);
-  uint64_t length = sluice_pipeline_write_timeline(program, begin, end, NULL, 0);
-  char* text = malloc(length + 1);
-  assert_non_null(text);
-  assert_int_equal(sluice_pipeline_write_timeline(program, begin, end, text, length + 1), length);
-  sluice_json_tree_t tree;
-  if (sluice_json_parse(text, length, "timeline", &tree) != SLUICE_OK) fail_msg("%s", last_message());
-  const sluice_json_t* events = sluice_json_member(&tree.nodes[0], "events");
-  assert_int_equal(events->count, 2 * 3 * 3); /* forward, backward, one message each way */
-  double last = 0;
-  for (const sluice_json_t* event = events->child; event != NULL; event = event->next) {
-    assert_true(number(event, "begin_ns") < number(event, "end_ns"));
-    assert_in_range(number(event, "rank"), 0, 1);
-    assert_in_range(number(event, "chunk"), 0, 2);
-    last = fmax(last, number(event, "end_ns"));
-  }
-  assert_true(fabs(last - 1e9 * result.makespan_s) < 1);
-  sluice_json_free(&tree);
-  end[program->num_ops - 2] = -1; /* the last op that is no flush has not run */
-  assert_true(sluice_pipeline_write_timeline(program, begin, end, text, length + 1) < length);
-  free(text);
-  free_program(program);
 }

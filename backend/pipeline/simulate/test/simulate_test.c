@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The simulator: published and former values, and invariants of every run. */
+/* The simulator: values by formula, and invariants of every run. capi/test/pipeline has the published values. */
 #include <math.h>
 
 #include "backend/pipeline/simulate/simulate.h"
 #include "backend/pipeline/test/pipelines.h"
 
-/* Tolerances of published values, which have two decimals, or tenths of a percent. */
-#define TWO_DECIMALS    0.005
-#define TENTH_PERCENT   0.0005
 #define NEXT_TO_NOTHING 1e-9
 
 static sluice_pipeline_times_t times_of(const sluice_pipeline_spec_t* spec, double f, double b, double w, double c) {
@@ -34,31 +31,6 @@ static void assert_near(double value, double expected, double tolerance) {
   if (fabs(value - expected) > tolerance) fail_msg("%.6f is not %.6f", value, expected);
 }
 
-/* m = 16, f + b = 1, rendezvous sends: the speedup of a message-driven stage over the stock order. */
-static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, double f) {
-  sluice_pipeline_spec_t stock = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
-  sluice_pipeline_spec_t own = pipeline_of(p, 1, 16, policy, in_flight);
-  sluice_pipeline_times_t times = times_of(&own, f, (1 - f) / 2, (1 - f) / 2, c);
-  return simulate(&stock, &times).makespan_s / simulate(&own, &times).makespan_s;
-}
-
-TEST(MessageDriven_AgainstStockOrder_GainsTheRecordedFactor) {
-  static const struct {
-    int32_t p, in_flight;
-    double c, gain;
-  } anchors[] = {{2, 2, 0.25, 1.19}, {2, 3, 0.25, 1.43}, {2, 4, 0.25, 1.43}, {2, 16, 0.25, 1.43}, {2, 2, 0.5, 1.32},
-                 {2, 3, 0.5, 1.83},  {2, 8, 0.5, 1.83},  {4, 4, 0.25, 1.32}, {4, 8, 0.25, 1.71}};
-  static const double forward_shares[] = {1.0 / 3, 0.5, 0.25};
-  for (size_t i = 0; i < sizeof anchors / sizeof anchors[0]; ++i) {
-    for (size_t f = 0; f < sizeof forward_shares / sizeof forward_shares[0]; ++f) {
-      for (int32_t policy = SLUICE_POLICY_MESSAGE_DRIVEN; policy <= SLUICE_POLICY_BACKWARD_FIRST; ++policy) {
-        double found = gain(anchors[i].p, policy, anchors[i].in_flight, anchors[i].c, forward_shares[f]);
-        assert_near(found, anchors[i].gain, TWO_DECIMALS);
-      }
-    }
-  }
-}
-
 TEST(Stock_InItsSteadyState_PaysEveryMessage) {
   /* One more micro-batch costs f + b + 2c if every stage has one neighbour, f + b + 4c if one stage has two. */
   for (int32_t p = 2; p <= 4; p += 2) {
@@ -70,41 +42,21 @@ TEST(Stock_InItsSteadyState_PaysEveryMessage) {
   }
 }
 
-static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight, int32_t separate_wgrad) {
-  sluice_pipeline_spec_t spec = pipeline_of(p, v, m, policy, in_flight);
-  if (separate_wgrad) spec.separate_wgrad = 1;
+static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy) {
+  sluice_pipeline_spec_t spec = pipeline_of(p, v, m, policy, 0);
   sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
   return simulate(&spec, &times).bubble;
-}
-
-TEST(Bubbles_OfEqualParts_AreTheRecordedShares) {
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B, 0, 0), 0.304, TENTH_PERCENT);
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_DEEPSPEED, 0, 0), 0.304, TENTH_PERCENT);
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_GPIPE, 0, 0), 0.304, TENTH_PERCENT);
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 8, 0), 0.304, TENTH_PERCENT);
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B_HINT, 8, 0), 0.304, TENTH_PERCENT);
-  /* Forwards that arrive first run first, and gradients return later because of that. */
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 8, 0), 0.36, TENTH_PERCENT);
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_ZERO_BUBBLE, 0, 0), 0.127, TENTH_PERCENT);
-  assert_near(bubble(8, 2, 16, SLUICE_POLICY_LOOPED, 0, 0), 0.179, TENTH_PERCENT);
-  /* Greedy looping, all micro-batches in flight. */
-  assert_near(bubble(8, 2, 16, SLUICE_POLICY_BACKWARD_FIRST, 16, 0), 0.244, TENTH_PERCENT);
-  /* Greedy with split weight gradients reaches the value of the plan that counts L until B; the paper says 21 %. */
-  assert_near(bubble(8, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 8, 1), 0.127, TENTH_PERCENT);
-  /* V's own value: 4.5 halves of a forward per stage; the minimum is 3.5, the wait for the first input and the last. */
-  assert_near(bubble(8, 2, 16, SLUICE_POLICY_V, 0, 0), 4.5 / (48 + 4.5), TENTH_PERCENT);
-  assert_near(bubble(4, 2, 16, SLUICE_POLICY_V, 0, 0), 1.5 / (48 + 1.5), TENTH_PERCENT);
 }
 
 TEST(Bubbles_OfPlans_FollowTheirFormulas) {
   for (int32_t p = 1; p <= 8; ++p) {
     for (int32_t m = p; m <= 24; m += p) {
       double work = 3.0 * m, idle = 3.0 * (p - 1);
-      assert_near(bubble(p, 1, m, SLUICE_POLICY_1F1B, 0, 0), idle / (work + idle), NEXT_TO_NOTHING);
-      assert_near(bubble(p, 1, m, SLUICE_POLICY_GPIPE, 0, 0), idle / (work + idle), NEXT_TO_NOTHING);
-      assert_near(bubble(p, 2, m, SLUICE_POLICY_LOOPED, 0, 0), idle / 2 / (work + idle / 2), NEXT_TO_NOTHING);
+      assert_near(bubble(p, 1, m, SLUICE_POLICY_1F1B), idle / (work + idle), NEXT_TO_NOTHING);
+      assert_near(bubble(p, 1, m, SLUICE_POLICY_GPIPE), idle / (work + idle), NEXT_TO_NOTHING);
+      assert_near(bubble(p, 2, m, SLUICE_POLICY_LOOPED), idle / 2 / (work + idle / 2), NEXT_TO_NOTHING);
       if (m >= 2 * p - 1) {
-        assert_near(bubble(p, 1, m, SLUICE_POLICY_ZERO_BUBBLE, 0, 0), idle / 3 / (work + idle / 3), NEXT_TO_NOTHING);
+        assert_near(bubble(p, 1, m, SLUICE_POLICY_ZERO_BUBBLE), idle / 3 / (work + idle / 3), NEXT_TO_NOTHING);
       }
     }
   }
@@ -196,10 +148,11 @@ static void assert_keeps_rules(const sluice_pipeline_program_t* program, const s
   free(end);
 }
 
+/* Larger pipelines than the checker explores; no drawn times make them wait for ever. */
 TEST(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     int32_t two = policy == SLUICE_POLICY_LOOPED || policy == SLUICE_POLICY_V || policy == SLUICE_POLICY_BACKWARD_FIRST;
-    sluice_pipeline_spec_t spec = pipeline_of(4, two ? 2 : 1, 8, policy, 0);
+    sluice_pipeline_spec_t spec = pipeline_of(8, two ? 2 : 1, 16, policy, 0);
     sluice_pipeline_program_t* program = program_of(&spec);
     for (uint64_t seed = 1; seed <= 20; ++seed) {
       draw_t draw = {seed};
@@ -300,28 +253,6 @@ TEST(Stock_BufferedSends_HidePartOfWhatRendezvousPays) {
     double buffered = simulate(&spec, &times).makespan_s;
     if (p == 2) assert_near(buffered, rendezvous, NEXT_TO_NOTHING);
     if (p == 4) assert_true(buffered < 0.9 * rendezvous);
-  }
-}
-
-TEST(Result_OneStage_IsBusyAllTheTime) {
-  sluice_pipeline_spec_t spec = pipeline_of(1, 2, 5, SLUICE_POLICY_BACKWARD_FIRST, 2);
-  spec.separate_wgrad = 1;
-  sluice_pipeline_times_t times = times_of(&spec, 1, 2, 3, 7);
-  sluice_pipeline_result_t result = simulate(&spec, &times);
-  assert_near(result.makespan_s, 5 * 6, NEXT_TO_NOTHING);
-  assert_near(result.bubble, 0, NEXT_TO_NOTHING);
-}
-
-TEST(Result_InFlightHeldAndBytes_AreThoseOfTheOrder) {
-  sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_ZERO_BUBBLE, 0);
-  for (int32_t c = 0; c < 4; ++c) spec.activation_bytes[c] = 100, spec.held_bytes[c] = 10;
-  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
-  sluice_pipeline_result_t result = simulate(&spec, &times);
-  for (int32_t s = 0; s < 4; ++s) {
-    assert_int_equal(result.stages[s].most_in_flight, 4 - s);
-    assert_int_equal(result.stages[s].most_held, 1 + s);
-    assert_true(result.stages[s].peak_bytes >= (uint64_t)(4 - s) * 100);
-    assert_true(result.stages[s].peak_bytes <= (uint64_t)(4 - s) * 100 + (uint64_t)(1 + s) * 10);
   }
 }
 

@@ -13,10 +13,7 @@ struct sluice_comm_request_s { /* of this implementation; the inner one's reques
   int32_t is_used;
   int32_t is_waited; /* the wait has been counted */
   sluice_comm_request_t* inner;
-  uint64_t exchange;
-  sluice_fake_call_t* call;         /* record of the wait; NULL if not kept */
   const sluice_fake_fault_t* fault; /* the fault of this wait, or NULL */
-  uint64_t waited_since_ns;
 };
 
 typedef struct fake_comm_s {
@@ -73,11 +70,9 @@ static const sluice_fake_fault_t* find_fault(const fake_comm_t* comm, int32_t on
   return NULL;
 }
 
-static sluice_fake_call_t* add_call(fake_comm_t* comm, int32_t op, uint64_t exchange) {
-  uint64_t index = comm->num_calls++;
-  if (index >= SLUICE_FAKE_MAX_CALLS) return NULL;
-  comm->calls[index] = (sluice_fake_call_t){.op = op, .exchange = exchange};
-  return &comm->calls[index];
+static void add_call(fake_comm_t* comm, int32_t op, uint64_t send_bytes) {
+  const uint64_t index = comm->num_calls++;
+  if (index < SLUICE_FAKE_MAX_CALLS) comm->calls[index] = (sluice_fake_call_t){op, send_bytes};
 }
 
 static sluice_status_t strike(const fake_comm_t* comm, const sluice_fake_fault_t* fault, const char* where) {
@@ -98,27 +93,16 @@ static sluice_status_t fake_exchange_start(sluice_comm_t* base, const sluice_exc
                                            sluice_comm_request_t** out_request) {
   fake_comm_t* comm = downcast(base);
   uint64_t number = comm->num_started++;
-  sluice_fake_call_t* call = add_call(comm, SLUICE_FAKE_START, number);
-  for (int32_t r = 0; r < base->world_size && call != NULL; ++r) {
-    if (r == base->rank) continue;
-    call->send_bytes += exchange->send_bytes[r];
-    call->recv_bytes += exchange->recv_bytes[r];
-  }
+  uint64_t send_bytes = 0;
+  for (int32_t r = 0; r < base->world_size; ++r) send_bytes += r == base->rank ? 0 : exchange->send_bytes[r];
+  add_call(comm, SLUICE_FAKE_START, send_bytes);
   sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
   const sluice_fake_fault_t* fault = find_fault(comm, SLUICE_FAKE_START, number);
-  sluice_status_t status;
-  if (request == NULL) {
-    status = sluice_comm_fail_third(base);
-  } else if (fault != NULL && fault->action == SLUICE_FAKE_FAIL) {
-    status = strike(comm, fault, "start");
-  } else {
-    if (fault != NULL && fault->action == SLUICE_FAKE_DELAY) nap_until(comm, sluice_now_ns() + fault->delay_ns);
-    if (fault != NULL && fault->action == SLUICE_FAKE_ABORT) sluice_comm_abort(base);
-    *request = (sluice_comm_request_t){.exchange = number};
-    status = comm->inner->vtable->exchange_start(comm->inner, exchange, &request->inner);
-  }
-  if (call != NULL) call->status = status;
-  if (status != SLUICE_OK || request == NULL) return status;
+  if (request == NULL) return sluice_comm_fail_third(base);
+  if (fault != NULL && fault->action == SLUICE_FAKE_FAIL) return strike(comm, fault, "start");
+  if (fault != NULL) nap_until(comm, sluice_now_ns() + fault->delay_ns);
+  *request = (sluice_comm_request_t){0};
+  SLUICE_TRY(comm->inner->vtable->exchange_start(comm->inner, exchange, &request->inner));
   request->is_used = 1;
   *out_request = request;
   return SLUICE_OK;
@@ -132,45 +116,20 @@ static void put_away(fake_comm_t* comm, sluice_comm_request_t* request) {
   request->is_used = 0;
 }
 
-static sluice_status_t wait_out(const fake_comm_t* comm, uint64_t until_ns, int32_t peer, int32_t* out_peer) {
-  nap_until(comm, until_ns);
-  if (out_peer != NULL) *out_peer = peer;
-  return SLUICE_E_TIMED_OUT;
-}
-
-static sluice_status_t wait_slice(fake_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
-                                  int32_t* out_peer) {
-  const sluice_fake_fault_t* fault = request->fault;
-  if (atomic_load(&comm->base.broken) == SLUICE_OK && fault != NULL) {
-    if (fault->action == SLUICE_FAKE_SILENCE) return wait_out(comm, deadline_ns, fault->peer, out_peer);
-    uint64_t until_ns = request->waited_since_ns + fault->delay_ns;
-    if (fault->action == SLUICE_FAKE_DELAY && sluice_now_ns() < until_ns) {
-      if (until_ns > deadline_ns) return wait_out(comm, deadline_ns, fault->peer, out_peer);
-      nap_until(comm, until_ns);
-    }
-    if (fault->action == SLUICE_FAKE_FAIL) {
-      put_away(comm, request);
-      return strike(comm, fault, "wait");
-    }
-    if (fault->action == SLUICE_FAKE_ABORT) sluice_comm_abort(&comm->base);
-  }
-  sluice_status_t status = comm->inner->vtable->exchange_wait(comm->inner, request->inner, deadline_ns, out_peer);
-  if (status != SLUICE_E_TIMED_OUT) request->is_used = 0;
-  return status;
-}
-
 static sluice_status_t fake_exchange_wait(sluice_comm_t* base, sluice_comm_request_t* request, uint64_t deadline_ns,
                                           int32_t* out_peer) {
   fake_comm_t* comm = downcast(base);
   if (!request->is_waited) {
     request->is_waited = 1;
-    request->waited_since_ns = sluice_now_ns();
     request->fault = find_fault(comm, SLUICE_FAKE_WAIT, comm->num_waited++);
-    request->call = add_call(comm, SLUICE_FAKE_WAIT, request->exchange);
+    add_call(comm, SLUICE_FAKE_WAIT, 0);
   }
-  sluice_fake_call_t* call = request->call;
-  sluice_status_t status = wait_slice(comm, request, deadline_ns, out_peer);
-  if (call != NULL) call->status = status;
+  if (atomic_load(&comm->base.broken) == SLUICE_OK && request->fault != NULL) {
+    put_away(comm, request);
+    return strike(comm, request->fault, "wait");
+  }
+  sluice_status_t status = comm->inner->vtable->exchange_wait(comm->inner, request->inner, deadline_ns, out_peer);
+  if (status != SLUICE_E_TIMED_OUT) request->is_used = 0;
   return status;
 }
 

@@ -7,29 +7,24 @@
 enum { SLUICE_FAKE_START = 0, SLUICE_FAKE_WAIT = 1 };
 
 enum {
-  SLUICE_FAKE_FAIL = 0,    /* returns `status` with `peer`; a failing start posts nothing, a failing wait withdraws the
-                              request (peers that need it see PEER_LOST) */
-  SLUICE_FAKE_SILENCE = 1, /* only waits: `peer` does not answer until the deadline */
-  SLUICE_FAKE_DELAY = 2,   /* continues after `delay_ns`; until then, a wait reports that `peer` is missing */
-  SLUICE_FAKE_ABORT = 3    /* first aborts the communicator, as another thread would */
+  SLUICE_FAKE_FAIL = 0, /* returns `status` with `peer`; a failing start posts nothing, a failing wait withdraws the
+                           request (peers that need it see PEER_LOST) */
+  SLUICE_FAKE_DELAY = 1 /* only starts: continues after `delay_ns` */
 };
 
 typedef struct sluice_fake_fault_s {
   int32_t on;        /* SLUICE_FAKE_START or _WAIT */
-  int32_t action;    /* SLUICE_FAKE_FAIL ... */
+  int32_t action;    /* SLUICE_FAKE_FAIL or _DELAY */
   uint64_t nth;      /* counted from 0 over all exchanges started, or over all requests waited for */
   int32_t status;    /* FAIL */
-  int32_t peer;      /* FAIL, SILENCE, DELAY; -1 unknown */
+  int32_t peer;      /* FAIL; -1 unknown */
   uint64_t delay_ns; /* DELAY */
 } sluice_fake_fault_t;
 
 /* One call of the engine; the slices of one wait are one call. */
 typedef struct sluice_fake_call_s {
   int32_t op;          /* SLUICE_FAKE_START or _WAIT */
-  int32_t status;      /* as returned; TIMED_OUT while a wait continues */
-  uint64_t exchange;   /* number of the exchange started or waited for, from 0 */
   uint64_t send_bytes; /* START: to all peers together */
-  uint64_t recv_bytes;
 } sluice_fake_call_t;
 
 enum { SLUICE_FAKE_MAX_FAULTS = 8, SLUICE_FAKE_MAX_CALLS = 1024 };

@@ -285,13 +285,3 @@ TEST(Wait_ExternalFailureAfterAbort_IsAborted) {
   sluice_comm_abort(&s.base);
   assert_int_equal(sluice_comm_exchange_wait(&s.base, NULL, NULL), SLUICE_E_ABORTED);
 }
-
-TEST(Comm_LastReference_Destroys) {
-  script_t s;
-  script_init(&s);
-  sluice_comm_retain(&s.base);
-  sluice_comm_destroy(&s.base);
-  assert_int_equal(s.num_destroyed, 0);
-  sluice_comm_release(&s.base);
-  assert_int_equal(s.num_destroyed, 1);
-}

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of the tcp transport beyond the suite in //backend/cts/comm: who may connect, how a failure of one rank reaches
- * the others, and that the parent stays usable. Ranks are threads that connect through the local transport. */
+/* Tests of the tcp transport beyond the suite in //backend/cts/comm: how a failure of one rank reaches the others, and
+ * that the parent stays usable. Ranks are threads that connect through the local transport. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -34,25 +33,6 @@ TEST(TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn) {
     assert_int_equal(ranks[r].status, SLUICE_E_PEER_REFUSED);
     assert_int_equal(ranks[r].why.peer, 1);
   }
-}
-
-static void exchange_once(tcp_rank_t* me) {
-  uint64_t out = (uint64_t)me->rank + 7, in[WORLD] = {0}, bytes[WORLD];
-  const void* send[WORLD];
-  void* recv[WORLD];
-  for (int32_t r = 0; r < WORLD; ++r) {
-    send[r] = &out;
-    recv[r] = &in[r];
-    bytes[r] = r == me->rank ? 0 : sizeof out;
-  }
-  const sluice_exchange_t exchange = {.send = send, .send_bytes = bytes, .recv = recv, .recv_bytes = bytes};
-  sluice_comm_request_t* request;
-  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
-  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
-  for (int32_t r = 0; r < WORLD; ++r) {
-    if (r != me->rank && me->status == SLUICE_OK && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
-  }
-  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
 }
 
 /* From now on, each connection of this process passes on as few bytes at a time as possible, like a slow link. */
@@ -118,12 +98,12 @@ static void last_dies_and_second_gives_up(tcp_rank_t* me) {
   if (me->rank == 2) sluice_comm_abort(me->comm); /* without a notice to the peers */
   tcp_ranks_meet(me);
   if (me->rank == 1) {
-    exchange_once(me);
+    tcp_ranks_exchange(me);
     sluice_comm_destroy(me->comm);
     me->comm = NULL;
   }
   tcp_ranks_meet(me);
-  if (me->rank == 0) exchange_once(me);
+  if (me->rank == 0) tcp_ranks_exchange(me);
 }
 
 /* Rank 0 finds both connections ended, first that of rank 1, which gave up because rank 2 was lost. */
@@ -137,110 +117,7 @@ TEST(TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne) {
   }
 }
 
-TEST(TcpCreate_NamedInterface_IsUsed) {
-  tcp_rank_t ranks[WORLD];
-  for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.interfaces = "nosuch0,lo", .then = exchange_once};
-  tcp_ranks_run(ranks, WORLD);
-  for (int32_t r = 0; r < WORLD; ++r) {
-    assert_int_equal(ranks[r].status, SLUICE_OK);
-    assert_int_equal(ranks[r].again, SLUICE_OK);
-  }
-}
-
-/* Connects to every port that this process listens on, and sends data that no rank sends. */
-static void* knock(void* argument) {
-  _Atomic int32_t* stop = argument;
-  intptr_t num_connected = 0;
-  while (!atomic_load(stop)) {
-    for (int fd = 3; fd < 64; ++fd) {
-      struct sockaddr_in6 address;
-      socklen_t length = sizeof address, size = sizeof(int);
-      int is_listening = 0;
-      if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &size) != 0 || !is_listening) continue;
-      if (getsockname(fd, (struct sockaddr*)&address, &length) != 0 || address.sin6_family != AF_INET6) continue;
-      address.sin6_addr = in6addr_loopback;
-      const int stranger = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      if (stranger >= 0 && connect(stranger, (struct sockaddr*)&address, sizeof address) == 0) {
-        static const char word[64] = "GET / HTTP/1.0\r\n\r\n";
-        if (send(stranger, word, sizeof word, MSG_NOSIGNAL) > 0) ++num_connected;
-      }
-      if (stranger >= 0) close(stranger);
-    }
-  }
-  return (void*)num_connected;
-}
-
-TEST(TcpCreate_StrangersConnect_AreShownTheDoor) {
-  _Atomic int32_t stop;
-  pthread_t thread;
-  void* num_connected;
-  atomic_init(&stop, 0);
-  assert_int_equal(pthread_create(&thread, NULL, knock, &stop), 0);
-  for (int turn = 0; turn < 20; ++turn) {
-    tcp_rank_t ranks[WORLD];
-    for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = exchange_once};
-    tcp_ranks_run(ranks, WORLD);
-    for (int32_t r = 0; r < WORLD; ++r) assert_int_equal(ranks[r].status, SLUICE_OK);
-  }
-  atomic_store(&stop, 1);
-  pthread_join(thread, &num_connected);
-  print_message("%ld connections of strangers\n", (long)(intptr_t)num_connected);
-  assert_true((intptr_t)num_connected > 0);
-}
-
 /* ---- what one rank lacks ----------------------------------------------------------------------------------------- */
-
-static pthread_barrier_t barrier;
-static int64_t failing; /* number of the failing allocation, over all ranks */
-
-static void plan_failure(tcp_rank_t* me) {
-  pthread_barrier_wait(&barrier); /* all ranks have their parents */
-  if (me->rank == 0) sluice_process_allocator()->fail_after = failing;
-  pthread_barrier_wait(&barrier);
-}
-
-/* Otherwise a rank that uses the parent again would end the waits of the others. */
-static void wait_for_all(tcp_rank_t* me) {
-  (void)me;
-  pthread_barrier_wait(&barrier);
-}
-
-/* Fails each allocation of any rank in turn. That rank returns NO_MEMORY, other ranks its failure, before deadlines. */
-static void nth_allocation(int32_t world_size) {
-  sluice_allocator_t* allocator = sluice_process_allocator();
-  pthread_barrier_init(&barrier, NULL, (unsigned)world_size);
-  for (failing = 0;; ++failing) {
-    const uint64_t num_before = allocator->num_live;
-    tcp_rank_t ranks[WORLD];
-    int num_ok = 0, num_without = 0;
-    for (int32_t r = 0; r < world_size; ++r) {
-      ranks[r] = (tcp_rank_t){.timeout_ns = 20 * SECOND_NS,
-                              .connect_timeout_ns = 20 * SECOND_NS,
-                              .first = plan_failure,
-                              .last = wait_for_all};
-    }
-    tcp_ranks_run(ranks, world_size);
-    const int is_over = allocator->fail_after >= 0;
-    allocator->fail_after = -1;
-    for (int32_t r = 0; r < world_size; ++r) {
-      num_ok += ranks[r].status == SLUICE_OK;
-      num_without += ranks[r].status == SLUICE_E_NO_MEMORY;
-      if (ranks[r].status == SLUICE_E_TIMED_OUT) {
-        fail_msg("allocation %d of %d ranks, rank %d: %s", (int)failing, world_size, r, ranks[r].why.message);
-      }
-    }
-    assert_int_equal(allocator->num_live, num_before);
-    /* The reduction over the parent afterwards allocates too; then all ranks have their communicators. */
-    assert_true(num_ok == world_size || (num_ok == 0 && num_without == 1));
-    if (is_over) break;
-  }
-  print_message("%d allocations of %d ranks\n", (int)failing, world_size);
-  pthread_barrier_destroy(&barrier);
-}
-
-TEST(TcpCreate_NthAllocationOfTwoRanksFails_NobodyWaits) { nth_allocation(2); }
-
-TEST(TcpCreate_NthAllocationOfThreeRanksFails_NobodyWaits) { nth_allocation(WORLD); }
 
 /* Runs in a child process with its own limit, which leaves descriptors for listening but not for all connections. */
 static int connect_without_descriptors(void) {

@@ -27,7 +27,6 @@ static void* run_rank(void* argument) {
   sluice_error_info_init(&me->why, sizeof me->why);
   if (me->status != SLUICE_OK) sluice_error_last(&me->why);
   if (me->then != NULL && me->status == SLUICE_OK) me->then(me);
-  if (me->last != NULL) me->last(me);
   sluice_comm_destroy(me->comm);
   int64_t one = 1;
   me->again = sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "the parent, afterwards");
@@ -53,4 +52,23 @@ void tcp_ranks_run(tcp_rank_t* ranks, int32_t world_size) {
 void tcp_ranks_meet(const tcp_rank_t* me) {
   int64_t one = 1;
   (void)sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "a meeting of the test");
+}
+
+void tcp_ranks_exchange(tcp_rank_t* me) {
+  uint64_t out = (uint64_t)me->rank + 7, in[TCP_MAX_RANKS] = {0}, bytes[TCP_MAX_RANKS];
+  const void* send[TCP_MAX_RANKS];
+  void* recv[TCP_MAX_RANKS];
+  for (int32_t r = 0; r < me->world_size; ++r) {
+    send[r] = &out;
+    recv[r] = &in[r];
+    bytes[r] = r == me->rank ? 0 : sizeof out;
+  }
+  const sluice_exchange_t exchange = {.send = send, .send_bytes = bytes, .recv = recv, .recv_bytes = bytes};
+  sluice_comm_request_t* request;
+  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
+  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
+  for (int32_t r = 0; r < me->world_size; ++r) {
+    if (r != me->rank && me->status == SLUICE_OK && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
+  }
+  if (me->status != SLUICE_OK) sluice_error_last(&me->why);
 }

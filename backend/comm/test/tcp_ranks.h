@@ -16,7 +16,6 @@ typedef struct tcp_rank_s {
   sluice_comm_t* (*wrap)(struct tcp_rank_s* me, sluice_comm_t* local); /* wraps and owns the local communicator */
   void (*first)(struct tcp_rank_s* me);                                /* before create */
   void (*then)(struct tcp_rank_s* me);                                 /* after a successful create */
-  void (*last)(struct tcp_rank_s* me);                                 /* after both, in any case */
   sluice_comm_t* parent;
   sluice_comm_t* comm;
   uint64_t created_ns; /* duration of create */
@@ -27,5 +26,7 @@ typedef struct tcp_rank_s {
 
 /* Creates the communicators, calls `then` on each rank, and destroys the communicators. */
 void tcp_ranks_run(tcp_rank_t* ranks, int32_t world_size);
+/* A small message to and from each other rank over the communicator. */
+void tcp_ranks_exchange(tcp_rank_t* me);
 /* A barrier of all ranks over the parent. */
 void tcp_ranks_meet(const tcp_rank_t* me);

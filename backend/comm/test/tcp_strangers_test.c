@@ -10,25 +10,6 @@ enum { WORLD = 3, MANY = 200, TURNS = 3, GREETING_BYTES = 32, PROOF_BYTES = 16 }
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* Exchanges with every other rank. */
-static void exchange_once(tcp_rank_t* me) {
-  uint64_t out = (uint64_t)me->rank + 7, in[WORLD] = {0}, bytes[WORLD];
-  const void* send[WORLD];
-  void* recv[WORLD];
-  for (int32_t r = 0; r < me->world_size; ++r) {
-    send[r] = &out;
-    recv[r] = &in[r];
-    bytes[r] = r == me->rank ? 0 : sizeof out;
-  }
-  const sluice_exchange_t exchange = {.send = send, .send_bytes = bytes, .recv = recv, .recv_bytes = bytes};
-  sluice_comm_request_t* request;
-  me->status = sluice_comm_exchange_start(me->comm, &exchange, &request);
-  if (me->status == SLUICE_OK) me->status = sluice_comm_exchange_wait(me->comm, request, NULL);
-  for (int32_t r = 0; r < me->world_size; ++r) {
-    if (r != me->rank && me->status == SLUICE_OK && in[r] != (uint64_t)r + 7) me->status = SLUICE_E_INTERNAL;
-  }
-}
-
 static void all_are_well(const tcp_rank_t* ranks, int32_t world_size) {
   for (int32_t r = 0; r < world_size; ++r) {
     if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %d, %s", r, ranks[r].status, ranks[r].why.message);
@@ -39,7 +20,8 @@ static void all_are_well(const tcp_rank_t* ranks, int32_t world_size) {
 static uint64_t best_start_ns(const tcp_strangers_t* strangers) {
   uint64_t best_ns = UINT64_MAX;
   for (int turn = 0; turn < TURNS; ++turn) {
-    tcp_rank_t ranks[WORLD] = {{.then = exchange_once}, {.then = exchange_once}, {.then = exchange_once}};
+    tcp_rank_t ranks[WORLD] = {
+        {.then = tcp_ranks_exchange}, {.then = tcp_ranks_exchange}, {.then = tcp_ranks_exchange}};
     tcp_strangers_t own = *strangers;
     const uint64_t took_ns = tcp_strangers_run(&own, ranks, WORLD);
     all_are_well(ranks, WORLD);
@@ -78,8 +60,8 @@ TEST(TcpStart_StrangersThatTalkGarbage_DelayNobody) {
 /* ---- a hello of another job -------------------------------------------------------------------------------------- */
 
 TEST(TcpStart_HelloOfAnotherJobReplayed_IsRefused) {
-  tcp_rank_t first[2] = {{.then = exchange_once}, {.then = exchange_once}};
-  tcp_rank_t second[2] = {{.then = exchange_once}, {.then = exchange_once}};
+  tcp_rank_t first[2] = {{.then = tcp_ranks_exchange}, {.then = tcp_ranks_exchange}};
+  tcp_rank_t second[2] = {{.then = tcp_ranks_exchange}, {.then = tcp_ranks_exchange}};
   tcp_detour_t detour = {.kind = DETOUR_RECORDS};
   tcp_detour_run(&detour, first);
   all_are_well(first, 2);
@@ -95,7 +77,8 @@ TEST(TcpStart_HelloOfAnotherJobReplayed_IsRefused) {
 /* ---- where a rank listens ---------------------------------------------------------------------------------------- */
 
 TEST(TcpStart_NamedInterface_OnlyItIsListenedOn) {
-  tcp_rank_t ranks[2] = {{.interfaces = "lo", .then = exchange_once}, {.interfaces = "lo", .then = exchange_once}};
+  tcp_rank_t ranks[2] = {{.interfaces = "nosuch0,lo", .then = tcp_ranks_exchange},
+                         {.interfaces = "nosuch0,lo", .then = tcp_ranks_exchange}};
   tcp_strangers_t nobody = {.count = 0};
   tcp_strangers_run(&nobody, ranks, 2);
   all_are_well(ranks, 2);

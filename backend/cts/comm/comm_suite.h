@@ -2,7 +2,7 @@
 /* Conformance of transports: every implementation of backend/comm/comm.h passes these cases, one program per world
  * size.
  *
- * Ranks are threads of the test (local, host, fake), or each process is one rank (mpi). A transport lists, with
+ * Ranks are threads of the test (local, host), or each process is one rank (mpi). A transport lists, with
  * reasons, the cases that it cannot pass; they still run, and a listed case that passes fails the test until it is
  * removed from the list. */
 #pragma once

@@ -217,29 +217,6 @@ TEST(Placement_DriftingLoads_MoveAFifthOfABalancersBytes) {
 
 /* ---- time ---- */
 
-/* The time is printed; no test depends on it. */
-TEST(Placement_TwoHundredFiftySixExperts_SaysItsTime) {
-  double worst = 0;
-  for (int32_t w = 0; w < NUM_WORKLOADS; ++w) {
-    for (int target = 0; target < 2; ++target) {
-      scene_t s;
-      open_scene(&s, 256, 64, target == 0 ? 1.0 : 1.05);
-      workload_draw(w, 1, 5, 256, 64, s.loads);
-      uint64_t best = UINT64_MAX;
-      for (int i = 0; i < 5; ++i) {
-        const uint64_t begin = sluice_now_ns();
-        assert_int_equal(sluice_placement_plan(&s.problem, sluice_process_allocator(), &s.result), SLUICE_OK);
-        const uint64_t took = sluice_now_ns() - begin;
-        best = took < best ? took : best;
-      }
-      print_message("W%d to %.2f: %.2f ms, %.3f of the bound, %d moves\n", w, s.problem.target, 1e-6 * (double)best,
-                    (double)s.result.load / (double)s.result.bound_load, s.result.num_moves);
-      worst = fmax(worst, 1e-6 * (double)best);
-    }
-  }
-  print_message("E 256, W 64: at most %.2f ms\n", worst);
-}
-
 TEST(Placement_NthAllocationFails_LeavesNothing) {
   sluice_allocator_t allocator;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);

@@ -116,37 +116,6 @@ TEST(Plans_OfSmallGraphs_AreNearTheBestOfAllPartitions) {
 
 /* ---- coarsening ---- */
 
-TEST(Coarsen_AChain_LeavesEachLayer) {
-  random_t random = {23};
-  random_problem_t r = random_chain(&random, 40, 4);
-  sluice_stages_tables_t tables;
-  int32_t first[41], scratch[41];
-  assert_int_equal(sluice_stages_tables_make(&r.problem, sluice_process_allocator(), &tables), SLUICE_OK);
-  assert_int_equal(sluice_stages_coarsen(&tables, first, scratch), 40);
-  sluice_stages_tables_deinit(&tables);
-  random_problem_free(&r);
-}
-
-TEST(Coarsen_Nests_MakesLightNodesThatArePassedByOneTensor) {
-  random_t random = {24};
-  random_problem_t r = random_nests(&random, 1000, 8);
-  sluice_stages_tables_t tables;
-  static int32_t first[1001], scratch[1001];
-  assert_int_equal(sluice_stages_tables_make(&r.problem, sluice_process_allocator(), &tables), SLUICE_OK);
-  const int32_t count = sluice_stages_coarsen(&tables, first, scratch);
-  printf("1000 layers become %d nodes\n", count);
-  assert_in_range(count, 1000 / 20, 1000 / 3);
-  assert_int_equal(first[0], 0);
-  assert_int_equal(first[count], 1000);
-  const double limit = tables.fastest[1000] / (4 * 8);
-  for (int32_t i = 0; i < count; ++i) {
-    assert_true(first[i] < first[i + 1]);
-    assert_true(first[i + 1] == first[i] + 1 || sluice_stages_run_fastest(&tables, first[i], first[i + 1]) <= limit);
-  }
-  sluice_stages_tables_deinit(&tables);
-  random_problem_free(&r);
-}
-
 /* By Kernighan and Lin and refinement only, without the other starts of a plan. */
 static sluice_partition_score_t score_of_nodes(sluice_partition_t* part, const int32_t* first, int32_t count) {
   const sluice_stages_tables_t* t = part->tables;
@@ -206,25 +175,6 @@ TEST(KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder) {
   assert_true(exists && sluice_partition_score(part.judged, 2).slowest == 48); /* all but one layer on one stage */
   const sluice_partition_score_t score = score_of_nodes(&part, first, sluice_stages_leave_fine(&tables, first));
   assert_true(score.slowest == 27); /* nine layers on one stage, eight on the other, and 25 s of messages */
-  sluice_partition_deinit(&part);
-  sluice_stages_tables_deinit(&tables);
-}
-
-/* Stages of five, five and two equal layers: a layer that moves from the first to the second stage makes that worse,
- * unless the second stage passes one on. */
-TEST(Refine_WhereTheNeighbourIsFull_PushesLayersOn) {
-  const sluice_stages_option_t option = {.forward_seconds = 1, .backward_seconds = 2};
-  sluice_stages_layer_t layers[12];
-  for (int32_t i = 0; i < 12; ++i) layers[i] = (sluice_stages_layer_t){&option, 0, 0, 0, 1, 0};
-  sluice_stages_problem_t problem = {.layers = layers, .num_layers = 12, .num_stages = 3, .num_micro_batches = 4};
-  sluice_stages_tables_t tables;
-  sluice_partition_t part;
-  assert_int_equal(sluice_stages_tables_make(&problem, sluice_process_allocator(), &tables), SLUICE_OK);
-  assert_int_equal(sluice_partition_make(&tables, 100, &part), SLUICE_OK);
-  sluice_partition_set_ends(&part, (const int32_t[]){5, 10, 12});
-  sluice_partition_settle(&part);
-  assert_int_equal(sluice_partition_refine(&part), SLUICE_OK);
-  assert_true(sluice_partition_score(part.judged, 3).slowest == 12);
   sluice_partition_deinit(&part);
   sluice_stages_tables_deinit(&tables);
 }

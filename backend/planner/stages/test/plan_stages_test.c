@@ -75,28 +75,6 @@ TEST(Plan_OfAProblemThatMeansNothing_IsRefusedByName) {
   random_problem_free(&r);
 }
 
-TEST(Plan_NthAllocationFails_LeaksNothingAndSaysSo) {
-  random_t random = {2};
-  random_problem_t chain = random_chain(&random, 9, 3), graph = random_nests(&random, 30, 3);
-  random_problem_t* problems[] = {&chain, &graph};
-  for (int i = 0; i < 2; ++i) {
-    sluice_status_t status = SLUICE_E_NO_MEMORY;
-    int64_t nth = 0;
-    for (; status == SLUICE_E_NO_MEMORY; ++nth) {
-      sluice_allocator_t allocator;
-      sluice_allocator_init(&allocator, NULL, NULL, NULL);
-      allocator.fail_after = nth;
-      status = sluice_stages_plan(&problems[i]->problem, &allocator, &problems[i]->plan);
-      assert_int_equal(allocator.num_live, 0);
-      assert_int_equal(allocator.current_bytes, 0);
-      sluice_allocator_deinit(&allocator);
-    }
-    assert_true(status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET);
-    assert_true(nth > 18);
-    random_problem_free(problems[i]);
-  }
-}
-
 /* ---- the smallest budget ---- */
 
 TEST(Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes) {
@@ -300,23 +278,6 @@ TEST(Plan_OfEqualLayers_RelievesTheFrontStages) {
   assert_true(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD) > 0);
   assert_true(a.plan.slowest_seconds == 24);
   assert_true(a.plan.step_seconds == 96 + 7 * 24);
-}
-
-/* A model without a pipeline is one stage. */
-TEST(Plan_OfOneStage_GetsFasterAsItsBudgetGrows) {
-  equal_layers_t a;
-  make_equal_layers(&a, 1);
-  double before = INFINITY;
-  assert_int_equal(plan_equal_layers(&a, 1), SLUICE_E_OVER_BUDGET);
-  const uint64_t least = a.plan.smallest_budget_bytes, most = LAYERS * 140;
-  for (int32_t i = 0; i < 10; ++i) {
-    const uint64_t budget = least + (most - least) * (uint64_t)i / 9;
-    assert_int_equal(plan_equal_layers(&a, budget), SLUICE_OK);
-    assert_true(a.stages[0].bytes <= budget);
-    assert_true(a.plan.slowest_seconds <= before);
-    before = a.plan.slowest_seconds;
-  }
-  assert_true(before == 96); /* all kept */
 }
 
 TEST(Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers) {

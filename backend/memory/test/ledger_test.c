@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ledger of outstanding forwards: sums, limit, owners, and entries that a graph keeps. */
+/* The ledger of outstanding forwards: sums, and entries that a graph keeps. */
 #include "backend/memory/ledger.h"
 
 #include "backend/base/test/refused.h"
@@ -29,23 +29,6 @@ TEST(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow) {
   sluice_ledger_deinit(&ledger);
 }
 
-TEST(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted) {
-  sluice_ledger_t ledger;
-  sluice_ledger_init(&ledger);
-  ledger.pool_limit = 100;
-  char buffers[3];
-  const sluice_ledger_sums_t fits = pool(60), last = pool(40), more = pool(41), none = {0, 500, 0};
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &ledger, &fits), SLUICE_OK);
-  REFUSED(sluice_ledger_add(&ledger, &buffers[1], &ledger, &more), SLUICE_E_OVER_BUDGET,
-          "take 60 bytes, and 41 more would exceed the host_memory_budget of 100");
-  assert_int_equal(sluice_ledger_sums(&ledger).pool, 60);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &ledger, &last), SLUICE_OK);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[2], &ledger, &none), SLUICE_OK);
-  assert_int_equal(sluice_ledger_add(&ledger, NULL, &ledger, &fits), SLUICE_OK);
-  assert_int_equal(sluice_ledger_sums(&ledger).pool, 100);
-  sluice_ledger_deinit(&ledger);
-}
-
 /* After sluice_ledger_keep another buffer may have the same address, and may be removed. */
 TEST(Ledger_LineThatIsKept_StaysCountedForGood) {
   sluice_ledger_t ledger;
@@ -63,40 +46,5 @@ TEST(Ledger_LineThatIsKept_StaysCountedForGood) {
   sluice_ledger_remove(&ledger, &buffers[0]);
   assert_int_equal(sluice_ledger_sums(&ledger).promised, 600);
   assert_int_equal(sluice_ledger_sums(&ledger).promised_pool, 120);
-  sluice_ledger_deinit(&ledger);
-}
-
-TEST(Ledger_Steps_TheMostAtOneTimeIsKept) {
-  sluice_ledger_t ledger;
-  sluice_ledger_init(&ledger);
-  char buffers[4];
-  const sluice_ledger_sums_t step = {.steps = 1};
-  for (int i = 0; i < 3; ++i) assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &ledger, &step), SLUICE_OK);
-  sluice_ledger_remove(&ledger, &buffers[1]);
-  sluice_ledger_remove(&ledger, &buffers[0]);
-  assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
-  assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 3);
-  assert_int_equal(sluice_ledger_most_steps(&ledger, 1), 3);
-  assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 1);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[3], &ledger, &step), SLUICE_OK);
-  assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 2);
-  sluice_ledger_deinit(&ledger);
-}
-
-TEST(Ledger_Owners_AreKnownWhileTheirBuffersLive) {
-  int one = 0, other = 0, buffers[2];
-  const sluice_ledger_sums_t step = {.steps = 1};
-  sluice_ledger_t ledger;
-  sluice_ledger_init(&ledger);
-  assert_false(sluice_ledger_has(&ledger, &one));
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &one, &step), SLUICE_OK);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &other, &step), SLUICE_OK);
-  assert_true(sluice_ledger_has(&ledger, &one) && sluice_ledger_has(&ledger, &other));
-  sluice_ledger_remove(&ledger, &buffers[0]);
-  assert_false(sluice_ledger_has(&ledger, &one));
-  assert_true(sluice_ledger_has(&ledger, &other));
-  sluice_ledger_disown(&ledger, &other);
-  assert_false(sluice_ledger_has(&ledger, &other));
-  assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
   sluice_ledger_deinit(&ledger);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of restore policies describes each completely, and agrees with the public numbers. */
+/* The table of restore policies describes each completely. */
 
 #include "backend/model/restore.h"
 #include "third_party/bazel/test.h"
@@ -14,25 +14,6 @@ TEST(Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes) {
     const int outlives = r->device_rows + r->host_rows > 0, is_made = r->exchanges + r->gemms > 0;
     if (outlives == is_made) fail_msg("restore policy %d, %s, does not say how rows come back", policy, r->name);
     for (int32_t other = 0; other < policy; ++other) assert_string_not_equal(r->name, sluice_restore(other)->name);
-  }
-}
-
-TEST(Restore_EveryPublicNumber_HasItsRow) {
-  static const struct {
-    int32_t policy;
-    const char* name;
-    int32_t di, m;
-  } table[] = {{SLUICE_RESTORE_KEEP, "keep", 1, 1},
-               {SLUICE_RESTORE_OFFLOAD, "offload", 1, 1},
-               {SLUICE_RESTORE_REDISPATCH, "redispatch", 1, 0},
-               {SLUICE_RESTORE_RECOMPUTE, "recompute", 0, 1}};
-  assert_int_equal(sizeof table / sizeof table[0], SLUICE_NUM_RESTORES);
-  assert_string_equal(sluice_restore_name(SLUICE_RESTORE_BY_CHUNK), "by chunk");
-  for (size_t i = 0; i < SLUICE_NUM_RESTORES; ++i) {
-    assert_string_equal(sluice_restore(table[i].policy)->name, table[i].name);
-    assert_string_equal(sluice_restore_name(table[i].policy), table[i].name);
-    assert_int_equal(sluice_restore_is_for(table[i].policy, SLUICE_T_DI), table[i].di);
-    assert_int_equal(sluice_restore_is_for(table[i].policy, SLUICE_T_M), table[i].m);
   }
 }
 
@@ -52,36 +33,6 @@ TEST(Restore_CallbackExperts_KeepBothOrRunAgain) {
     assert_false(sluice_restore_fits_callback(di, SLUICE_RESTORE_OFFLOAD));
     assert_true(sluice_restore_fits_callback(di, SLUICE_RESTORE_RECOMPUTE));
   }
-}
-
-TEST(Restore_Least_StoresNothing) {
-  assert_int_equal(sluice_restore_least(SLUICE_T_DI), SLUICE_RESTORE_REDISPATCH);
-  assert_int_equal(sluice_restore_least(SLUICE_T_M), SLUICE_RESTORE_RECOMPUTE);
-}
-
-TEST(Restore_Choices_AreThoseOfTheTensor) {
-  char text[SLUICE_RESTORE_TEXT_BYTES];
-  assert_string_equal(sluice_restore_choices(SLUICE_T_DI, text), "keep (0), offload (1) and re-dispatch (2)");
-  assert_string_equal(sluice_restore_choices(SLUICE_T_M, text), "keep (0), offload (1) and recompute (3)");
-  assert_string_equal(sluice_restore_names(SLUICE_T_DI, text), "\"keep\", \"offload\" and \"redispatch\"");
-  assert_string_equal(sluice_restore_names(SLUICE_T_M, text), "\"keep\", \"offload\" and \"recompute\"");
-}
-
-TEST(Restore_ChoicesOfCallbackExperts_AreThePairsThatFit) {
-  char text[SLUICE_RESTORE_TEXT_BYTES];
-  assert_string_equal(
-      sluice_restore_callback_choices(text),
-      "restore_pre_activation keep (0) with restore_input keep (0), or restore_pre_activation recompute (3)");
-}
-
-/* Texts have room for all policies. */
-TEST(Restore_Texts_AreWhole) {
-  char text[SLUICE_RESTORE_TEXT_BYTES];
-  assert_true(strlen(sluice_restore_choices(SLUICE_T_DI, text)) < sizeof text - 1);
-  assert_true(strlen(sluice_restore_choices(SLUICE_T_M, text)) < sizeof text - 1);
-  assert_true(strlen(sluice_restore_names(SLUICE_T_DI, text)) < sizeof text - 1);
-  assert_true(strlen(sluice_restore_names(SLUICE_T_M, text)) < sizeof text - 1);
-  assert_true(strlen(sluice_restore_callback_choices(text)) < sizeof text - 1);
 }
 
 TEST(Restore_Find_TakesWholeNamesOfTheTensor) {
@@ -116,13 +67,4 @@ TEST(Restore_NamedSets_AreTableTwo) {
     assert_string_equal(sluice_restore_set_name(set->restore_input, set->restore_pre_activation), set->name);
   }
   assert_null(sluice_restore_set_name(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE));
-}
-
-TEST(Restore_Mean_IsOverChunksAndNothingForNoPolicy) {
-  const uint8_t policies[4] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD,
-                               SLUICE_RESTORE_RECOMPUTE};
-  const sluice_restore_mean_t mean = sluice_restore_mean(policies, 4);
-  assert_true(mean.copies == 0.5 && mean.exchanges == 0 && mean.gemms == 0.25);
-  const uint8_t none[1] = {SLUICE_RESTORE_BY_CHUNK};
-  assert_true(sluice_restore_mean(none, 1).copies == 0);
 }

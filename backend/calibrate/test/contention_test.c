@@ -143,21 +143,6 @@ static const sluice_workload_t small_work = {.model_width = 64,
                                              .num_tokens = 64,
                                              .skew = 1};
 
-TEST(Contention_NoEffect_IsNothing) {
-  sluice_machine_t m = machine();
-  m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {0, 0}};
-  m.compute_contention = m.exchange_contention;
-  const sluice_workload_t w = small_work;
-  sluice_machine_t plain = machine();
-  for (int32_t n = 1; n <= 16; n *= 2) {
-    const sluice_choice_t c = {.num_chunks = n};
-    sluice_step_prediction_t with, without;
-    assert_int_equal(sluice_predict_step(&m, &w, &c, &with), SLUICE_OK);
-    assert_int_equal(sluice_predict_step(&plain, &w, &c, &without), SLUICE_OK);
-    for (int d = 0; d < 2; ++d) assert_true(relative(with.seconds[d], without.seconds[d]) < 1e-9);
-  }
-}
-
 /* ---- predicting ---- */
 
 /* A forward of two chunks on a machine where packing, unpacking and summing are free, computed by hand. An exchange of
@@ -184,32 +169,5 @@ TEST(Forward_SmallExchangesDuringGemms_IsTheSumByHand) {
     }
     if (!(relative(got, want) < 1e-6))
       fail_msg("H %lld: %.6f ms, by hand %.6f", (long long)hidden, 1e3 * got, 1e3 * want);
-  }
-}
-
-/* On such a machine few rows should not be divided at all; lane shares measured at 1 MiB would divide them. */
-TEST(Choice_SmallLayer_IsNotCutWhereExchangesAreLate) {
-  sluice_machine_t m = machine(), blind = machine();
-  m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 5e-4}};
-  m.compute_contention = (sluice_curve_t){2, {1e3, 1e6}, {5e-5, 1e-3}};
-  sluice_workload_t w = small_work;
-  w.model_width = 256, w.hidden_width = 512, w.num_experts = 4, w.top_k = 2, w.num_tokens = 96;
-  for (int large = 0; large < 2; ++large) {
-    int32_t best[2] = {1, 1};
-    for (int which = 0; which < 2; ++which) {
-      double least = INFINITY;
-      for (int32_t n = 1; n <= 8; ++n) {
-        const sluice_choice_t c = {.num_chunks = n};
-        sluice_step_prediction_t p;
-        assert_int_equal(sluice_predict_step(which ? &m : &blind, &w, &c, &p), SLUICE_OK);
-        if (p.seconds[0] + p.seconds[1] < least) least = p.seconds[0] + p.seconds[1], best[which] = n;
-      }
-    }
-    printf("T %lld: best n by shares alone %d, with contention by size %d\n", (long long)w.num_tokens, best[0],
-           best[1]);
-    assert_true(best[0] > 1);
-    if (large) assert_true(best[1] > 1);
-    if (!large) assert_int_equal(best[1], 1);
-    w.num_tokens = 8192;
   }
 }

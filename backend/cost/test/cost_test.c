@@ -256,22 +256,6 @@ TEST(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting) {
   assert_true(relative(sluice_ranks_per_token(&w), 1) < 1e-12);
 }
 
-TEST(Deduplicated_Prediction_TakesTheShareOfTheWire) {
-  sluice_machine_t m = plain_machine();
-  m.rows.count = 0; /* packing takes the same time as without */
-  sluice_workload_t w = base_work, with = base_work;
-  w.world_size = with.world_size = 2, w.top_k = with.top_k = 4, with.deduplicate = 1;
-  w.model_width = with.model_width = 4096; /* scalars of routes are small compared with rows */
-  const sluice_choice_t c = {4, 0, 0, 0, 0};
-  for (int32_t d = 0; d < 2; ++d) {
-    double share = predict(&m, &with, c).busy[d][SLUICE_LANE_COMM] / predict(&m, &w, c).busy[d][SLUICE_LANE_COMM];
-    double want = sluice_ranks_per_token(&with) / with.top_k;
-    assert_true(share > want - 1e-3 && share < want + 0.01);
-  }
-  assert_true(sluice_pass_overhead(&m, &with, SLUICE_FORWARD) > sluice_pass_overhead(&m, &w, SLUICE_FORWARD));
-  assert_true(is_near(sluice_pass_overhead(&m, &with, SLUICE_BACKWARD), sluice_pass_overhead(&m, &w, SLUICE_BACKWARD)));
-}
-
 TEST(TwoLevels_RowsOfEachLevel_AreCounted) {
   /* All ways to choose K = 3 of E = 8 experts on two nodes of two ranks, of a token on rank 0. */
   sluice_workload_t w = base_work;
@@ -300,25 +284,6 @@ TEST(TwoLevels_RowsOfEachLevel_AreCounted) {
   assert_true(!sluice_workload_has_two_levels(&w));
 }
 
-/* With free links within a node, the lane takes only the time between nodes. */
-TEST(TwoLevels_Prediction_TakesTheShareOfTheSlowWire) {
-  sluice_machine_t m = plain_machine();
-  m.rows.count = 0;
-  m.ranks_per_node = 2;
-  m.node_exchange.bytes = (sluice_curve_t){1, {1}, {1e-18}};
-  sluice_workload_t one = base_work;
-  one.world_size = 4, one.num_experts = 8, one.top_k = 4, one.model_width = 4096;
-  one.deduplicate = SLUICE_DEDUPLICATE_RANKS, one.ranks_per_node = 2;
-  sluice_workload_t nodes = one;
-  nodes.deduplicate = SLUICE_DEDUPLICATE_NODES;
-  const sluice_choice_t c = {4, 0, 0, 0, 0};
-  const double between = sluice_rows_of(&nodes, &c).between, out = sluice_rows_of(&one, &c).out * 2 / 3;
-  for (int32_t d = 0; d < 2; ++d) {
-    double share = predict(&m, &nodes, c).busy[d][SLUICE_LANE_COMM] / predict(&m, &one, c).busy[d][SLUICE_LANE_COMM];
-    assert_true(share > between / out - 1e-3 && share < between / out + 0.02 && share < 0.8);
-  }
-}
-
 TEST(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed) {
   sluice_machine_t m = plain_machine();
   m.exchange.startup_seconds = 1e-4;
@@ -336,18 +301,6 @@ TEST(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed) {
   w.chunking = SLUICE_CHUNKING_TOKENS;
   double tokens = predict(&m, &w, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
   assert_true(rows > whole * 1.05 && tokens > rows * 1.05);
-}
-
-/* Chunks divided by rows, up to the number of local experts, keep whole GEMMs, and everything is summed at the end. */
-TEST(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed) {
-  sluice_machine_t m = plain_machine();
-  m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){2, {1, 1000}, {100e-9, 1e-9}};
-  const sluice_choice_t one = {1, 0, 0, 0, 0}, two = {2, 0, 0, 0, 0};
-  double whole = predict(&m, &base_work, one).busy[0][SLUICE_LANE_COMPUTE];
-  assert_true(is_near(predict(&m, &base_work, two).busy[0][SLUICE_LANE_COMPUTE], whole));
-  assert_true(sluice_rows_of(&base_work, &two).experts == 1 && sluice_rows_of(&base_work, &two).per_expert == 960);
-  assert_true(is_near(predict(&m, &base_work, two).busy[0][SLUICE_LANE_COMM],
-                      predict(&m, &base_work, one).busy[0][SLUICE_LANE_COMM]));
 }
 
 /* Seconds of an op that begins a walk. */
@@ -374,14 +327,6 @@ TEST(ChunksOfRows_Ends_TakeHalf) {
     const sluice_op_t op = {.kind = kinds[k]};
     assert_true(is_near(seconds_of(&m, &tokens, &op) * 4, sum));
   }
-}
-
-TEST(SingleRank_HasNoCommunication) {
-  sluice_workload_t w = base_work;
-  w.world_size = 1;
-  sluice_machine_t m = plain_machine();
-  sluice_step_prediction_t p = predict(&m, &w, (sluice_choice_t){2, 0, 0, 0, 0});
-  assert_true(p.busy[0][SLUICE_LANE_COMM] == 0 && p.busy[1][SLUICE_LANE_COMM] == 0 && p.seconds[0] > 0);
 }
 
 /* While one chunk returns and another departs, each direction of a link carries one of them: a pair takes the rows that

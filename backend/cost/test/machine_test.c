@@ -181,30 +181,6 @@ TEST(Json_BadProfile_IsRefusedByFieldName) {
   }
 }
 
-/* Any damaged input ends with a status; the sanitizer builds check for bad accesses. */
-TEST(Json_EveryPrefixAndDamagedByte_EndsWell) {
-  char text[sizeof profile];
-  int64_t refused = 0;
-  sluice_machine_t m;
-  for (size_t length = 0; length < sizeof profile - 1; ++length) {
-    char* exact = malloc(length + 1); /* no byte after the end */
-    memcpy(exact, profile, length);
-    refused += sluice_machine_read(exact, length, &m) != SLUICE_OK;
-    free(exact);
-  }
-  assert_int_equal(refused, sizeof profile - 1);
-  static const char damage[] = {0, '"', '{', '[', ',', '-', '9', 'e', '\\', (char)0xff};
-  for (size_t i = 0; i < sizeof profile - 1; ++i) {
-    for (size_t d = 0; d < sizeof damage; ++d) {
-      memcpy(text, profile, sizeof profile);
-      text[i] = damage[d];
-      sluice_status_t status = sluice_machine_read(text, sizeof profile - 1, &m);
-      assert_true(status == SLUICE_OK || status == SLUICE_E_INVALID_ARGUMENT);
-      if (status == SLUICE_OK) assert_int_equal(sluice_machine_check(&m), SLUICE_OK);
-    }
-  }
-}
-
 /* Sets a locale that has only a decimal comma; 0 if none can be made. */
 static int set_decimal_comma(void) {
   const char* folder = getenv("TEST_TMPDIR") != NULL ? getenv("TEST_TMPDIR") : "/tmp";

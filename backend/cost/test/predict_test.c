@@ -188,15 +188,6 @@ TEST(Interference_StretchesWhatRunsTogether) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-TEST(Busy_IsTheSumOfCosts) {
-  sluice_prediction_t p;
-  sluice_chunk_times_t t = {3, 7, 2, 5};
-  double total = simulate(forward(6, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD), t, &p);
-  assert_true(p.busy[SLUICE_LANE_COMM] == 6 * (3 + 2) && p.busy[SLUICE_LANE_COMPUTE] == 6 * 7);
-  assert_true(p.busy[SLUICE_LANE_COPY_OUT] == 6 * 2 * 5 && p.busy[SLUICE_LANE_COPY_IN] == 0);
-  assert_true(total >= p.busy[SLUICE_LANE_COPY_OUT]);
-}
-
 static int is_near(double a, double b) { return fabs(a - b) <= 1e-12 * (1 + fabs(b)); }
 
 /* Every phase with the factors of the streams that run in it, computed by hand. */

@@ -96,15 +96,6 @@ TEST(Builder_KindOrChunkUnknown_IsRefused) {
   }
 }
 
-TEST(Builder_TwoRefusals_SaysTheFirst) {
-  bench_t bench;
-  begin(&bench);
-  (void)add(&bench, SLUICE_OP_GEMM1, CHUNKS);
-  for (int32_t i = 0; i <= ROOM; ++i) (void)add(&bench, SLUICE_OP_GEMM1, 0);
-  assert_refused(&bench, "op 0 is of kind 2 and chunk 2");
-  end(&bench);
-}
-
 TEST(Builder_DependenciesTooMany_AreRefusedAndNotWritten) {
   bench_t bench;
   begin(&bench);

@@ -105,15 +105,6 @@ TEST(Race_OtherSizes_DoNotCount) {
   assert_true(race.is_settled && race.pick == 0 && seen > 50 && seen < 100);
 }
 
-TEST(Race_ForwardsWithoutBackward_End) {
-  sluice_plan_race_t race = begin(2);
-  for (int i = 0; i < 200 && !race.is_settled; ++i) {
-    sluice_plan_race_observe(&race, 0, sluice_plan_race_next(&race), 1000, 1000);
-    sluice_plan_race_wait(&race, 0);
-  }
-  assert_true(race.is_settled && race.pick == 0);
-}
-
 /* Some passes, or all, were not timed on every rank. */
 TEST(Race_PassesThatDoNotCount_End) {
   for (int32_t timed = 0; timed < 3; ++timed) { /* backward only, only the first plan's, nothing */

@@ -202,30 +202,6 @@ static host_t plain_host(void) {
                   .seed = 5};
 }
 
-/* The choice for one size runs with the rows of another size, so none of its candidates is measured at its own size. */
-TEST(SizesInTurns_ChoicesRunElsewhere_RacesEnd) {
-  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
-    for (sizes_t sizes = TWO_IN_TURNS; sizes <= FIVE_IN_TURNS; ++sizes) {
-      host_t host = plain_host();
-      host.sizes = sizes;
-      sluice_search_config_t config = config_of(mode);
-      config.open_wgrad = 1;
-      assert_true(longest_trial(&host, &config, STEPS) <= 600);
-    }
-  }
-}
-
-TEST(OneDirectionUntimed_RacesEnd) {
-  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
-    for (int32_t direction = 0; direction < 2; ++direction) {
-      host_t host = plain_host();
-      host.untimed[direction] = 1;
-      const sluice_search_config_t config = config_of(mode);
-      assert_true(longest_trial(&host, &config, STEPS) <= 200);
-    }
-  }
-}
-
 /* Many forwards for each reported backward: no candidate is eliminated for lack of one, and the best is found. */
 TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
   static sluice_search_t search;

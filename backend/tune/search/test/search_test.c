@@ -158,20 +158,6 @@ TEST(Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours) {
   }
 }
 
-TEST(Forward_WithoutBackward_RacesEnd) {
-  static sluice_search_t search;
-  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
-  sluice_search_init(&search, &config);
-  int32_t why = 0;
-  for (int step = 0; step < 300; ++step) {
-    int32_t pick = sluice_search_next(&search, 1000, &why);
-    sluice_search_observe(&search, SLUICE_FORWARD, pick, 1000, 1000000, NULL);
-    sluice_search_wait(&search, 1000, 0);
-  }
-  assert_int_equal(why, SLUICE_WHY_RACED);
-  assert_int_equal(sluice_search_next(&search, 1000, NULL), 0);
-}
-
 static int32_t told;
 static void count_decision(void* user, const sluice_search_decision_t* d) {
   (void)user;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The gate's forward: hand-computed cases, a slow reference over many configs, edges, and refusals. */
+/* The gate's forward: capacity, a slow reference over many configs, edges, and refusals. */
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -39,65 +39,6 @@ static sluice_status_t forward(const sluice_gate_config_t* c, const float* logit
 static void assert_near(double got, double want) {
   /* f32 results of a handful of operations: 8 roundings. */
   if (!(fabs(got - want) <= 8 * 0x1p-24 * (fabs(want) + 1e-30))) fail_msg("got %.9g, want %.9g", got, want);
-}
-
-/* ---- by hand -------------------------------------------------------------------------------------------------- */
-
-/* Logits log(1, 2, 5) and log(6, 1, 1): shares 1/8, 2/8, 5/8 and 6/8, 1/8, 1/8. */
-static const float two_tokens[6] = {0, 0.693147181f, 1.60943791f, 1.79175947f, 0, 0};
-
-TEST(Forward_SoftmaxTopTwo_MatchesHand) {
-  result_t r;
-  sluice_gate_config_t c = config_of(3, 2);
-  c.scaling = 2;
-  assert_ok(forward(&c, two_tokens, 2, NULL, &r));
-  static const int32_t ids[] = {2, 1, 0, 1}; /* the tie of the second token goes to the lower id */
-  static const double weights[] = {1.25, 0.5, 1.5, 0.25};
-  static const int64_t counts[] = {1, 2, 1};
-  assert_memory_equal(r.ids, ids, sizeof ids);
-  assert_memory_equal(r.counts, counts, sizeof counts);
-  for (int i = 0; i < 4; ++i) assert_near(r.weights[i], weights[i]);
-  /* aux = 3 * (1/4 * 7/16 + 2/4 * 3/16 + 1/4 * 6/16); z = log(8)^2 */
-  assert_near(r.aux, 3 * (7 / 64.0 + 6 / 64.0 + 6 / 64.0));
-  assert_near(r.z, log(8) * log(8));
-  c.renormalize = 1;
-  assert_ok(forward(&c, two_tokens, 2, NULL, &r));
-  assert_near(r.weights[0], 2 * 5 / 7.0), assert_near(r.weights[1], 2 * 2 / 7.0);
-  assert_near(r.weights[2], 2 * 6 / 7.0), assert_near(r.weights[3], 2 * 1 / 7.0);
-}
-
-TEST(Forward_Groups_OnlyTheBestGroupIsChosenFrom) {
-  result_t r;
-  sluice_gate_config_t c = config_of(4, 2);
-  c.score = SLUICE_SCORE_SIGMOID;
-  c.num_groups = 2, c.top_groups = 1;
-  /* sigmoid: 0.9, 0.1 | 0.6, 0.6: the pair sums 1.0 and 1.2, so the best expert of all is not chosen. */
-  static const float logits[] = {2.19722458f, -2.19722458f, 0.405465108f, 0.405465108f};
-  assert_ok(forward(&c, logits, 1, NULL, &r));
-  assert_int_equal(r.ids[0], 2), assert_int_equal(r.ids[1], 3);
-  assert_near(r.weights[0], 0.6);
-  c.group_score_top = 1;
-  assert_ok(forward(&c, logits, 1, NULL, &r));
-  assert_int_equal(r.ids[0], 0), assert_int_equal(r.ids[1], 1);
-}
-
-TEST(Forward_CapacityOne_DropsByPolicyThenRenormalises) {
-  result_t r;
-  sluice_gate_config_t c = config_of(2, 2);
-  /* Shares of expert 0: 0.6, 0.2, 0.9. First choices: 0, 1, 0. */
-  static const float logits[] = {0.405465108f, 0, 0, 1.38629436f, 2.19722458f, 0};
-  static const int64_t counts[] = {3, 3};
-  c.renormalize = 1, c.capacity = 1;
-  c.drop_policy = SLUICE_DROP_POSITION;
-  assert_ok(forward(&c, logits, 3, NULL, &r));
-  static const int32_t by_position[] = {0, -1, 1, -1, -1, -1};
-  assert_memory_equal(r.ids, by_position, sizeof by_position);
-  assert_memory_equal(r.counts, counts, sizeof counts); /* before dropping */
-  assert_true(r.weights[0] == 1 && r.weights[2] == 1 && r.weights[1] == 0 && r.weights[4] == 0 && r.weights[5] == 0);
-  c.drop_policy = SLUICE_DROP_SCORE;
-  assert_ok(forward(&c, logits, 3, NULL, &r));
-  static const int32_t by_score[] = {-1, -1, 1, -1, 0, -1};
-  assert_memory_equal(r.ids, by_score, sizeof by_score);
 }
 
 TEST(Capacity_FactorTimesMean_IsRoundedUp) {
@@ -186,15 +127,6 @@ TEST(Forward_Ties_GoToLowerExpertAndEarlierToken) {
   assert_memory_equal(r.ids, want, sizeof want);
 }
 
-TEST(Forward_NoTokens_LossesAndCountsAreZero) {
-  result_t r;
-  sluice_gate_config_t c = config_of(4, 4);
-  c.drop_policy = SLUICE_DROP_SCORE;
-  assert_ok(forward(&c, NULL, 0, NULL, &r));
-  assert_true(r.aux == 0 && r.z == 0);
-  for (int e = 0; e < 4; ++e) assert_int_equal(r.counts[e], 0);
-}
-
 TEST(Forward_NanLogits_ChooseValidExpertsAndShow) {
   result_t r;
   static const float logits[] = {NAN, 1, 0, 0, 1, 0};
@@ -232,6 +164,8 @@ TEST(Forward_InfiniteLogits_StaySane) {
   assert_ok(forward(&c, low, 1, NULL, &r));
   assert_true(r.weights[0] == 0 && r.weights[1] == 0 && r.aux == 0);
 }
+
+static const float two_tokens[6] = {0, 0.693147181f, 1.60943791f, 1.79175947f, 0, 0};
 
 /* ---- refusals ------------------------------------------------------------------------------------------------- */
 
@@ -371,17 +305,6 @@ TEST(Forward_NthAllocationFails_NoEffectNoLeak) {
     assert_memory_equal(&r, &before, sizeof r);
   }
   assert_int_equal(n, 3);
-}
-
-TEST(Config_Init_FillsWhatTheCallerKnows) {
-  sluice_gate_config_t c;
-  memset(&c, 0xff, sizeof c);
-  sluice_gate_config_init(&c, offsetof(sluice_gate_config_t, num_experts));
-  assert_int_equal(c.struct_size, offsetof(sluice_gate_config_t, num_experts));
-  assert_true(c.next == NULL && c.num_experts == -1); /* not ours to touch */
-  sluice_gate_config_init(&c, sizeof c);
-  assert_true(c.top_k == 1 && c.scaling == 1 && c.capacity_factor == 1 && c.num_experts == 0);
-  sluice_gate_config_init(NULL, 0);
 }
 
 static void* gate_thread(void* argument) {

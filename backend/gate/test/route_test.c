@@ -39,13 +39,6 @@ TEST(Route_I64RowMajor_EveryRouteOnceInOrder) {
   for (; at < T * K; ++at) assert_int_equal(order[at], -1);
 }
 
-TEST(Route_NoTokens_CountsAreZero) {
-  int64_t counts[2] = {9, 9};
-  test_tensor_t t;
-  assert_int_equal(sluice_route(tensor_of(&t, NULL, SLUICE_TYPE_INT, 32, 0, 2, 2, 1), 2, counts, NULL), SLUICE_OK);
-  assert_true(counts[0] == 0 && counts[1] == 0);
-}
-
 static void assert_refused(const sluice_tensor_t* ids, int32_t experts, int64_t* counts, const char* words) {
   int64_t order[4] = {7, 7, 7, 7};
   REFUSED(sluice_route(ids, experts, counts, order), SLUICE_E_INVALID_ARGUMENT, words);

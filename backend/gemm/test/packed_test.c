@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights without a GEMM: each code of each format against an independent formula, the place of an element's
- * scale, and refusals. */
+/* Packed weights without a GEMM: each code of each format against an independent formula, and refusals. */
 #include "backend/gemm/packed.h"
 
 #include <math.h>
@@ -92,31 +91,6 @@ TEST(Packed_Products_RoundedOnceToF32AndOnceToBf16) {
     }
     assert_true(f32 == wanted && f64 == (double)wanted);
     assert_int_equal(bf16, sluice_f32_to_bf16(wanted));
-  }
-}
-
-/* The value of every element of [300, 270] is the number of its block; after `half` rows blocks begin again. */
-TEST(Packed_EveryElement_HasTheScaleOfItsBlock) {
-  enum { ROWS = 300, COLS = 270, HALF = 150 };
-  static uint8_t codes[ROWS * COLS];
-  memset(codes, 0x38, sizeof codes); /* 1 */
-  for (int half = 0; half < 2; ++half) {
-    const int64_t blocks = half ? 2 * 2 : 3, across = 3, ld = 5;
-    float scales[4 * 5];
-    for (int64_t i = 0; i < blocks * ld; ++i) scales[i] = (float)i;
-    const sluice_packed_t packed = {SLUICE_PACKED_FP8, 128, 0, scales, ld, half ? HALF : 0};
-    for (int64_t r = 0; r < ROWS; ++r) {
-      float out[COLS];
-      const int64_t from = r % 7 * 2;
-      sluice_packed_decode(&packed, codes, COLS, r, from, COLS - from, SLUICE_DTYPE_F32, out);
-      int64_t block = r / 128;
-      if (half) block = r < HALF ? r / 128 : 2 + (r - HALF) / 128;
-      for (int64_t c = from; c < COLS; ++c) {
-        if (out[c - from] == (float)(block * ld + c / 128)) continue;
-        fail_msg("element (%d, %d) has scale %g", (int)r, (int)c, (double)out[c - from]);
-      }
-    }
-    assert_true(across * 128 >= COLS);
   }
 }
 

@@ -298,26 +298,6 @@ static void memory_run(part_t* me) {
 
 TEST(Replace_WithoutMemory_Works) { on_ranks(memory_run); }
 
-/* Moves all experts to one rank, and back. */
-static void one_owner_run(part_t* me) {
-  open_rig(me);
-  const uint64_t digest = good_round(me, __LINE__);
-  table_t t;
-  make_table(me, 1, &t);
-  for (int32_t e = 0; e < 2 * me->world_size; ++e) t.rank[e] = me->world_size - 1, t.slot[e] = e;
-  WORKS(replace(me, &t));
-  IN_FORCE(&t);
-  me->rig.num_local = sluice_moe_num_local_experts(me->rig.moe);
-  EXPECT(me->rig.num_local == (me->rank == me->world_size - 1 ? 2 * me->world_size : 0));
-  (void)good_round(me, __LINE__);
-  make_table(me, 2, &t);
-  WORKS(replace(me, &t));
-  me->rig.num_local = 2;
-  EXPECT(good_round(me, __LINE__) == digest);
-}
-
-TEST(Replace_AllOnOneRank_AndBack) { on_ranks(one_owner_run); }
-
 /* Calls without headers have headers again, in which a rank can refuse. */
 static void capacity_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);

@@ -269,41 +269,6 @@ static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
   }
 }
 
-/* The bits of a row do not depend on the number of rows. */
-static void rows_in_any_company(int32_t dtype, int trans_b) {
-  enum { M = 60, N = 70, K = 1100 };
-  static float a[M * K], b[N * K], all[M * N], some[M * N];
-  for (int i = 0; i < M * K; ++i) set(a, i, dtype, next_value());
-  for (int i = 0; i < N * K; ++i) set(b, i, dtype, next_value());
-  sluice_gemm_problem_t p = {M, N, K, {a, K, 1}, {b, N, 1}, {all, N, 1}};
-  if (trans_b) p.b = (sluice_matrix_t){b, 1, K};
-  sluice_grouped_gemm_t list = {&p, 1, dtype, SLUICE_DTYPE_F32, 0};
-  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-  for (int64_t rows = 1; rows < M; ++rows) {
-    memset(some, 0xff, sizeof some);
-    sluice_gemm_problem_t parts[M];
-    int64_t count = 0;
-    for (int64_t i = 0; i < M; i += rows, ++count) {
-      parts[count] = p;
-      parts[count].m = M - i < rows ? M - i : rows;
-      parts[count].a.data = (char*)a + (uint64_t)(i * K) * sluice_dtype_bytes(dtype);
-      parts[count].c.data = some + i * N;
-    }
-    list.problems = parts;
-    list.count = count;
-    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-    assert_memory_equal(some, all, sizeof all);
-  }
-}
-
-static void Native_RowsInAnyCompany_SameBits(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
-  rows_in_any_company(SLUICE_DTYPE_F32, 1);
-  rows_in_any_company(SLUICE_DTYPE_BF16, 1);
-  rows_in_any_company(SLUICE_DTYPE_BF16, 0);
-}
-
 /* Tiles and pairs take and return subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
 static void Native_SubnormalBf16_ZeroOnlyInTilesAndPairs(void** state) {
   (void)state;
@@ -417,17 +382,6 @@ static sluice_status_t choose(const sluice_native_kernels_t* wide, const sluice_
     snprintf(why, 256, "%.255s", info.message);
   }
   return status;
-}
-
-static void NativeChoice_SeveralSets_AllNamed(void** state) {
-  (void)state;
-  const sluice_native_set_t sets[] = {{"one", "One", NULL}, {"two", "Two", NULL}, {"three", "Three", NULL}};
-  const sluice_native_kernels_t* kernels = NULL;
-  char why[256] = "";
-  assert_int_equal(sluice_native_choose(sets, 3, NULL, &kernels, why, sizeof why), SLUICE_E_NOT_FOUND);
-  assert_non_null(strstr(why, "neither One, Two nor Three; "));
-  REFUSED(sluice_native_choose(sets, 3, "four", &kernels, why, sizeof why), SLUICE_E_INVALID_ARGUMENT,
-          "set it to one, two or three, or unset it");
 }
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -686,7 +640,6 @@ int main(void) {
     cmocka_unit_test_setup_teardown(Native_FewRowsAlongK_AreTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCutOfBf16_BitsAreKnown, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_SubnormalBf16_ZeroOnlyInTilesAndPairs, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
@@ -705,7 +658,6 @@ int main(void) {
 #endif
     cmocka_unit_test(NativePrefetch_RowsOfAnyLength_EveryLineOnce),
     cmocka_unit_test(NativePrefetch_OddNumbersOfRows_StaysInside),
-    cmocka_unit_test(NativeChoice_SeveralSets_AllNamed),
     cmocka_unit_test(NativeChoice_ByProcessorAndName_WidestNamedOrRefused),
     cmocka_unit_test(NativeChoice_UnknownWordInTheEnvironment_CreateFails),
   };

@@ -129,20 +129,6 @@ TEST(Plan_OfAnyFormWithoutAWait_IsFound) {
   assert_true(found > 1000);
 }
 
-/* With two gradient slots a chunk is summed while the previous chunk is updated. */
-TEST(Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast) {
-  const int64_t count = 100;
-  const sluice_bucket_form_t form = {
-      .counts = &count, .num_lines = 1, .bucket = 5, .chunk = 4, .num_grad_slots = 2, .sums = 1};
-  sluice_bucket_plan_t* plan = plan_of_form(&form);
-  for (int32_t chunk = 0; chunk < 5; ++chunk) {
-    const sluice_bucket_op_t* sum = plan->ops + find(plan, SLUICE_BUCKET_STAGE, 4 * chunk);
-    assert_int_equal(sum->num_waits, chunk >= 2);
-    if (chunk >= 2) assert_int_equal(plan->ops[sum->waits[0]].bucket, 4 * (chunk - 1) - 1);
-  }
-  sluice_bucket_plan_destroy(plan, &allocator);
-}
-
 TEST(Update_InAPlanThatDecides_WaitsForTheVerdict) {
   const int64_t counts[] = {20, 30};
   const sluice_bucket_form_t form = {
@@ -156,17 +142,6 @@ TEST(Update_InAPlanThatDecides_WaitsForTheVerdict) {
   const sluice_bucket_op_t kept = op[0];
   op[0] = op[-1], op[-1] = kept;
   assert_false(is_proved(plan));
-  sluice_bucket_plan_destroy(plan, &allocator);
-}
-
-/* Copies overlap updates: with two slots a copy in waits for no op of the previous bucket. */
-TEST(CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast) {
-  sluice_bucket_plan_t* plan = plan_of(100, 10, 2);
-  for (int32_t i = 0; i < plan->num_ops; ++i) {
-    const sluice_bucket_op_t* op = plan->ops + i;
-    if (op->kind != SLUICE_BUCKET_COPY_IN || op->bucket < 2) continue;
-    for (int32_t w = 0; w < op->num_waits; ++w) assert_int_equal(plan->ops[op->waits[w]].bucket, op->bucket - 2);
-  }
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
@@ -223,30 +198,6 @@ TEST(Plan_OfSizesThatNobodyMeans_IsRefused) {
     assert_int_equal(sluice_bucket_plan_create(&form, &allocator, &plan), SLUICE_E_INVALID_ARGUMENT);
     assert_null(plan);
   }
-}
-
-static uint64_t bytes_of(int64_t count, int64_t bucket, int64_t chunk, int32_t slots, int32_t decides) {
-  const sluice_bucket_form_t form = {.counts = &count,
-                                     .num_lines = 1,
-                                     .num_slots = slots,
-                                     .bucket = bucket,
-                                     .chunk = chunk,
-                                     .num_grad_slots = slots,
-                                     .decides = decides};
-  sluice_bucket_plan_t* plan = plan_of_form(&form);
-  const uint64_t bytes = sluice_bucket_plan_bytes(plan);
-  sluice_bucket_plan_destroy(plan, &allocator);
-  return bytes;
-}
-
-TEST(Bytes_AreTwelveForStatesAndFourForEachStagedGradient) {
-  const int64_t count = 10 << 20, bucket = 1 << 20;
-  assert_int_equal(bytes_of(count, bucket, 1, 1, 0), 16 << 20);
-  assert_int_equal(bytes_of(count, bucket, 1, 2, 0), 32 << 20);
-  assert_int_equal(bytes_of(count, bucket, 4, 2, 0), (2 * 12 + 2 * 4 * 4) << 20);
-  assert_int_equal(bytes_of(count, bucket, INT64_MAX, 1, 0), (12 + 4 * 10) << 20);
-  assert_int_equal(bytes_of(count, bucket, 1, 1, 1), (12 + 4 * 10) << 20); /* all sums are kept until the verdict */
-  assert_int_equal(bytes_of(5, 1, 1, 2, 0), 2 * 4 * 64);                   /* each array is aligned */
 }
 
 int main(void) {

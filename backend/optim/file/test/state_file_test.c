@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files of states: torn records, damage at any byte, files of others, other models, forks, and which of two steps is
- * read. */
+/* Files of states: steps that were not written out, damage at any byte, files of others, other models, forks. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
@@ -15,7 +14,7 @@
 #include "backend/base/test/refused.h"
 #include "backend/optim/file/load.h"
 
-enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288, RECORD_BYTES = 48, HEAD_BYTES = 64 };
+enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288 };
 enum { FILE_BYTES = ROOMS_AT + 2 * SLUICE_NUM_STATES * ARRAY_BYTES };
 
 static char path[512], unfinished[540];
@@ -255,28 +254,6 @@ TEST(ForkedChild_HoldsNoLock) {
 
 /* ---- steps ---- */
 
-TEST(TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom) {
-  sluice_state_file_t* file = create();
-  for (int64_t step = 0; step <= 5; ++step) {
-    write_step(file, step);
-    if (step > 0) assert_true(has_step(file, step - 1)); /* while the next step is written */
-    assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-    assert_true(has_step(file, step));
-  }
-  assert_int_equal(sluice_state_file_info(file).other_step, 4);
-  assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
-  sluice_state_file_close(file);
-  assert_int_equal(open_at(4, &file), SLUICE_OK);
-  assert_true(has_step(file, 4));
-  assert_int_equal(sluice_state_file_info(file).other_step, 5);
-  assert_int_equal(sluice_state_file_go_to(file, 3), SLUICE_E_NOT_FOUND);
-  assert_int_equal(sluice_state_file_go_to(file, 5), SLUICE_OK);
-  assert_true(has_step(file, 5));
-  sluice_state_file_close(file);
-  assert_int_equal(open_at(3, &file), SLUICE_E_NOT_FOUND);
-  (void)unlink(path);
-}
-
 TEST(Step_GivenUpOrTakenBack_IsWrittenAgain) {
   sluice_state_file_t* file = create();
   write_step(file, 0);
@@ -351,34 +328,6 @@ TEST(Sum_InAnyParts_IsTheSameAndTellsEachChange) {
 }
 
 /* ---- damage ---- */
-
-/* Damages each byte of the later step's record: the previous step is read, and the damaged record is ignored. */
-TEST(Record_ThatIsTorn_LeavesTheStepBefore) {
-  for (int byte = 0; byte < RECORD_BYTES; ++byte) {
-    sluice_state_file_t* file;
-    make_steps(1);
-    const unsigned char odd = 0xa5;
-    overwrite(1024 + byte, &odd, 1);
-    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
-    assert_true(has_step(file, 0));
-    assert_int_equal(sluice_state_file_info(file).other_step, SLUICE_NO_STEP);
-    assert_int_equal(sluice_state_file_info(file).unfinished_step, SLUICE_NO_STEP);
-    sluice_state_file_close(file);
-    (void)unlink(path);
-  }
-}
-
-TEST(Head_OfAnotherKind_IsRefused) {
-  for (int byte = 0; byte < HEAD_BYTES; ++byte) {
-    sluice_state_file_t* file;
-    make_steps(0);
-    const unsigned char odd = 0xa5;
-    overwrite(byte, &odd, 1);
-    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_EXTERNAL);
-    assert_null(file);
-    (void)unlink(path);
-  }
-}
 
 TEST(File_OfTheFirstForm_IsRefusedWithAWayOut) {
   sluice_state_file_t* file;

@@ -24,11 +24,6 @@ TEST(Rates_Sizes_AreSeparate) {
   assert_false(sluice_pages_are_better_huge(&rates.sizes[0]));
 }
 
-TEST(Rates_NothingMeasured_DoNotAsk) {
-  const sluice_pages_rate_t rate = {{0, 0}, 0, 0};
-  assert_false(sluice_pages_are_better_huge(&rate));
-}
-
 TEST(Rates_Better_ByATenthAtLeast) {
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
   add(&rate, similar, 1);

@@ -33,10 +33,3 @@ TEST(Processors_FewerAllowed_AreOthers) {
   assert_int_equal(strncmp(after, "1 of ", 5), 0);
   if (allowed > 1) assert_string_not_equal(before, after);
 }
-
-TEST(Processors_LittleRoom_AreCut) {
-  char text[8] = "", none[1] = "";
-  sluice_processors_describe(text, sizeof text);
-  sluice_processors_describe(none, sizeof none);
-  assert_int_equal(strlen(text), sizeof text - 1);
-}

@@ -22,12 +22,6 @@ TEST(Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside) {
   }
 }
 
-TEST(Text_WithoutMemory_TellsWhatItTakes) {
-  sluice_text_t text = sluice_text(NULL, 100);
-  sluice_text_add(&text, "%d%s", 7, " chunks");
-  assert_int_equal(text.used, 8);
-}
-
 TEST(Text_OfSizes_IsInTheUnitOfPeople) {
   char text[SLUICE_SIZE_TEXT_BYTES];
   assert_string_equal(sluice_size_text(0, text), "0.0 KiB");

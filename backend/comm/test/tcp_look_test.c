@@ -83,19 +83,3 @@ TEST(TcpLook_NothingWasAsked_IsNoSilence) {
   close(pair.here);
   close(pair.there);
 }
-
-TEST(TcpLook_PeerConfirms_IsNoSilence) {
-  const pair_t pair = connect_pair();
-  sluice_tcp_keepalive_t silence = {0};
-  uint64_t now_ns = SECOND_NS;
-  assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
-  for (int i = 0; i < 4; ++i) { /* the peer acknowledges each */
-    say_something(pair.here);
-    sleep_ms(100);
-    for (int looks = 0; looks < SLUICE_TCP_KEEPALIVE_S; ++looks) {
-      assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns += SECOND_NS));
-    }
-  }
-  close(pair.here);
-  close(pair.there);
-}

@@ -46,20 +46,6 @@ static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, d
   sluice_allocator_deinit(&allocator);
 }
 
-/* 4 s of computation and 2 s of an exchange, at half speed while both run: the exchange ends at 4, then computation is
- * alone. */
-TEST(Shares_WhileBothAreBusy_StretchBoth) {
-  const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}};
-  sluice_sim_model_t model = {0};
-  model.share[SLUICE_LANE_COMPUTE][COMPUTE | COMM] = 0.5;
-  model.share[SLUICE_LANE_COMM][COMPUTE | COMM] = 0.5;
-  double ends[MAX_JOBS];
-  sluice_sim_result_t result;
-  run(model, jobs, 2, ends, &result);
-  assert_true(ends[1] == 4 && ends[0] == 6 && result.total == 6);
-  assert_true(result.busy[SLUICE_LANE_COMPUTE] == 6 && result.busy[SLUICE_LANE_COMM] == 4);
-}
-
 /* The second exchange defines its overlap with computation; the first leaves it to the shares (of 1). */
 TEST(Overlap_OfTheRunningExchange_ReplacesTheShares) {
   const job_t jobs[] = {

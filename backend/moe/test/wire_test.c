@@ -68,17 +68,6 @@ TEST(Wire_Bf16_IsOffByARoundingOfItself) { check_errors(&sluice_wire_bf16, 1); }
 
 TEST(Wire_Int8_IsOffByAShareOfItsBlock) { check_errors(&sluice_wire_int8, 0); }
 
-/* Rounding twice has the same result as rounding once. */
-TEST(Wire_Bf16_SecondHop_ChangesNothing) {
-  float rows[300], once[300];
-  uint32_t seed = 3;
-  for (int i = 0; i < 300; ++i) rows[i] = value_of(&seed, 3);
-  travel(&sluice_wire_bf16, rows, 2, 150);
-  memcpy(once, rows, sizeof once);
-  travel(&sluice_wire_bf16, rows, 2, 150);
-  assert_memory_equal(rows, once, sizeof once);
-}
-
 TEST(Wire_NumbersThatAreNone_ComeAsSaid) {
   const float odd[] = {NAN, INFINITY, -INFINITY, 3.4e38f, FLT_MAX}; /* FLT_MAX / 127 * 127 is infinite */
   for (int i = 0; i < 5; ++i) {

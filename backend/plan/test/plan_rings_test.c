@@ -46,20 +46,6 @@ TEST(Rings_OfMoreSpecsThanAreKept_AreThoseOfTheTemplates) {
   assert_int_equal(sluice_process_allocator()->current_bytes, before);
 }
 
-TEST(Rings_AskedForAgain_AreNotBuiltAgain) {
-  sluice_ring_memo_t memo = {0};
-  for (int round = 0; round < 3; ++round) {
-    for (int32_t i = 0; i < 20; ++i) check(&memo, i);
-    assert_int_equal(memo.count, 20);
-  }
-  const sluice_template_spec_t spec = spec_of(7);
-  sluice_plan_rings_t got;
-  memo.items[7].ring[SLUICE_T_DI] = 99; /* the look-up must return the cached entry */
-  assert_int_equal(sluice_ring_memo_get(&memo, &spec, &got), SLUICE_OK);
-  assert_int_equal(got.ring[SLUICE_T_DI], 99);
-  sluice_ring_memo_deinit(&memo);
-}
-
 TEST(Rings_OfASpecThatCannotBe_AreRefusedAndNotKept) {
   sluice_ring_memo_t memo = {0};
   sluice_template_spec_t spec = spec_of(0);

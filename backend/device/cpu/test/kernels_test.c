@@ -287,39 +287,6 @@ static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
 
 TEST(Unit_EveryKind_CloseToPlain) { sweep_over(unit_case, 1); }
 
-/* The same numbers in halves and interleaved give the same bits, whatever the block width. */
-TEST(Unit_InterleavedAndHalves_SameBits) {
-  enum { R = 3, H = 1100 };
-  const sluice_kernels_t* kernels = sluice_cpu_kernels();
-  sluice_unit_t halves = UNITS[3], in_turn = UNITS[4];
-  buffer_t pre = random_buffer(SLUICE_DTYPE_F32, R * 2 * H), dact = random_buffer(SLUICE_DTYPE_F32, R * H);
-  buffer_t w = random_buffer(SLUICE_DTYPE_F32, R), mixed = buffer(SLUICE_DTYPE_F32, R * 2 * H);
-  buffer_t act = buffer(SLUICE_DTYPE_F32, R * H), act2 = copy_of(&act), d = copy_of(&mixed), d2 = copy_of(&mixed);
-  buffer_t back = copy_of(&mixed), dw = buffer(SLUICE_DTYPE_F32, R), dw2 = copy_of(&dw);
-  const float* p = pre.data;
-  float* m = mixed.data;
-  for (int64_t i = 0; i < R * H; ++i) {
-    int64_t r = i / H, h = i % H;
-    m[r * 2 * H + 2 * h] = p[r * 2 * H + h], m[r * 2 * H + 2 * h + 1] = p[r * 2 * H + H + h];
-  }
-  kernels->unit_forward(NULL, SLUICE_DTYPE_F32, &halves, R, H, pre.data, NULL, NULL, act.data);
-  kernels->unit_forward(NULL, SLUICE_DTYPE_F32, &in_turn, R, H, mixed.data, NULL, NULL, act2.data);
-  assert_same(&act, &act2, "unit_forward in turn");
-  kernels->unit_backward(NULL, SLUICE_DTYPE_F32, &halves, R, H, pre.data, dact.data, w.data, d.data, act.data, dw.data);
-  kernels->unit_backward(NULL, SLUICE_DTYPE_F32, &in_turn, R, H, mixed.data, dact.data, w.data, d2.data, act2.data,
-                         dw2.data);
-  for (int64_t i = 0; i < R * H; ++i) {
-    int64_t r = i / H, h = i % H;
-    ((float*)back.data)[r * 2 * H + h] = ((float*)d2.data)[r * 2 * H + 2 * h];
-    ((float*)back.data)[r * 2 * H + H + h] = ((float*)d2.data)[r * 2 * H + 2 * h + 1];
-  }
-  assert_same(&d, &back, "unit_backward in turn: dpre");
-  assert_same(&act, &act2, "unit_backward in turn: act_w");
-  assert_same(&dw, &dw2, "unit_backward in turn: dweight");
-  release(&pre), release(&dact), release(&w), release(&mixed), release(&act), release(&act2), release(&d);
-  release(&d2), release(&back), release(&dw), release(&dw2);
-}
-
 int main(void) {
   shift = 1; /* buffers start one element after a boundary of 64 bytes */
   return run_cases(NULL, NULL);

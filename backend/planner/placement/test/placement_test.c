@@ -167,18 +167,6 @@ TEST(Placement_DrawnWorkloads_ReachTheBound) {
   assert_true(worst <= 1.05);
 }
 
-TEST(Placement_GoodEnough_MovesNothing) {
-  scene_t s;
-  open_scene(&s, 64, 16, 1.2);
-  workload_draw(W0_BALANCED, 3, 0, 64, 16, s.loads);
-  plan(&s);
-  assert_int_equal(s.result.num_moves, 0);
-  memset(s.loads, 0, sizeof s.loads); /* no rows */
-  plan(&s);
-  assert_int_equal(s.result.num_moves, 0);
-  assert_int_equal(s.result.bound_load, 0);
-}
-
 /* Loads that drift from epoch to epoch: moved bytes, compared with a balancer that ignores the current placement and
  * reaches the same balance. */
 TEST(Placement_DriftingLoads_MoveAFifthOfABalancersBytes) {

@@ -153,25 +153,6 @@ TEST(Releases_TooManyTooFewOrTooEarly_AreNamed) {
   sluice_template_destroy(t, memory());
 }
 
-/* A copy and a GEMM read the same rows and do not wait for each other: the slot is free when both have ended. */
-TEST(Releases_LastReadersOnTwoLanes_AreBoth) {
-  sluice_template_spec_t spec = spec_with(4, S3, 0);
-  sluice_template_t* t = build(spec);
-  for (int32_t i = 0; i < 4; ++i) {
-    sluice_slot_ref_t home = sluice_template_home(t, SLUICE_T_DI, i);
-    const int32_t kinds[] = {SLUICE_OP_COPY_OUT, SLUICE_OP_GEMM1};
-    for (int k = 0; k < 2; ++k) {
-      sluice_op_t* op = &t->ops[find(t, kinds[k], i, -1)];
-      assert_true(sluice_op_releases(op, home.tensor, home.slot));
-      op->releases ^= bit_of(op, home.tensor, 0);
-      sluice_finding_t finding;
-      assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_NOT_RELEASED); /* the other release is not sufficient */
-      op->releases ^= bit_of(op, home.tensor, 0);
-    }
-  }
-  sluice_template_destroy(t, memory());
-}
-
 TEST(Guard1_DispatchWaitsForTheSlotsReaders) {
   /* In a whole pass a combine between the two ops implies the edge; without the combine the edge is explicit. */
   sluice_template_spec_t spec = {.num_chunks = 4, .only = SLUICE_PART_DISPATCH | SLUICE_PART_EXPERTS};

@@ -5,7 +5,7 @@ does not."""
 import re
 
 import pytest
-from machine_code import BUDGETS, KERNELS, beyond, functions_of, kernels_of, line_of, loops_of, measure, read_budgets
+from machine_code import BUDGETS, KERNELS, beyond, kernels_of, line_of, read_budgets
 
 BAD = "beyond the budget of {}, or without one; see why, or change the line by hand:\n{}"
 
@@ -71,32 +71,3 @@ def test_Kernels_WithANarrowLoad_AreBeyondTheBudget(tmp_path):
     bad = planted(tmp_path, "rows.cu", (wide, narrow))
     assert {line.split()[0] for line in bad} >= {f"combine_rows_{dtype}" for dtype in ("f32", "bf16", "f16", "f64")}
     assert all("loads of at most" in line for line in bad)
-
-
-LOOPS = """
-	.section	.text.sluice_made,"ax",@progbits
-sluice_made:
-        /*0000*/                   BSSY B0, `(.L_x_4) ;
-.L_x_1:
-        /*0010*/                   LDG.E.U16 R2, desc[UR4][R4.64] ;
-        /*0020*/                   BRX R22 -0x30 (*"BRANCH_TARGETS .L_x_2,.L_x_3"*);
-.L_x_2:
-        /*0030*/                   LDG.E.128 R4, desc[UR4][R8.64] ;
-        /*0040*/                   CALL.REL.NOINC `($__internal_0_$div) ;
-        /*0050*/                   STG.E desc[UR4][R8.64], R4 ;
-        /*0060*/               @P0 BRA `(.L_x_2) ;
-.L_x_3:
-        /*0070*/              @!P1 BRA `(.L_x_1) ;
-        /*0080*/                   BSYNC B0 ;
-.L_x_5:
-        /*0090*/                   BRA `(.L_x_5) ;
-.L_x_4:
-        /*00a0*/                   EXIT ;
-"""
-
-
-def test_Measure_OfLoopsInLoops_IsOfTheInnermostOne():
-    """.L_x_1 contains .L_x_2, which the switch skips; .L_x_5 is never reached."""
-    code = functions_of(LOOPS)["made"]
-    assert sorted(map(sorted, loops_of(code))) == [[1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6]]
-    assert measure(code) == (4, 1, {128: 1}, {32: 1})

@@ -8,22 +8,24 @@
 
 enum { MOST_FILLED = 1 << 20 }; /* cuBLAS's workspace is 32 MiB that the fakes never touch */
 
-int64_t sluice_fake_block_number(const char* data) {
+/* Returns the block that contains this address, or NULL. */
+static block_t* block_of(const void* data) {
   for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-    const char* begin = sluice_fake_world.blocks[i].data;
-    if (begin != NULL && data >= begin && data < begin + sluice_fake_world.blocks[i].bytes)
-      return sluice_fake_world.blocks[i].number;
+    block_t* block = &sluice_fake_world.blocks[i];
+    const char* begin = block->data;
+    if (begin != NULL && (const char*)data >= begin && (const char*)data < begin + block->bytes) return block;
   }
-  return 0;
+  return NULL;
+}
+
+int64_t sluice_fake_block_number(const char* data) {
+  const block_t* block = block_of(data);
+  return block != NULL ? block->number : 0;
 }
 
 int sluice_fake_is_on_device(const char* data) {
-  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-    const block_t* block = &sluice_fake_world.blocks[i];
-    const char* begin = block->data;
-    if (begin != NULL && data >= begin && data < begin + block->bytes) return block->ordinal >= 0;
-  }
-  return 0;
+  const block_t* block = block_of(data);
+  return block != NULL && block->ordinal >= 0;
 }
 
 /* Returns the first free entry; NULL if there is none. */
@@ -96,27 +98,21 @@ void sluice_fake_cuda_refuse(int64_t nth) {
 int sluice_fake_cuda_refused(void) { return sluice_fake_world.refused; }
 
 static int give_block(void* data) {
-  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-    block_t* block = &sluice_fake_world.blocks[i];
-    if (data == NULL || block->data != data || block->is_registered) continue;
-    sluice_fake_cuda_pump();
-    if (block->ordinal >= 0) sluice_fake_world.used[block->ordinal] -= block->bytes;
-    sluice_fake_release_block(block);
-    return 0;
-  }
-  return INVALID_VALUE;
+  block_t* block = block_of(data);
+  if (block == NULL || block->data != data || block->is_registered) return INVALID_VALUE;
+  sluice_fake_cuda_pump();
+  if (block->ordinal >= 0) sluice_fake_world.used[block->ordinal] -= block->bytes;
+  sluice_fake_release_block(block);
+  return 0;
 }
 
 int sluice_fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   void* data = NULL;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuMemAlloc");
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  int code = sluice_fake_begin("cuMemAlloc");
   if (code == 0) code = take_library_block(bytes, sluice_fake_current_device(), &data);
   if (code == 0) *out_pointer = (unsigned long long)(uintptr_t)data;
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_is_idle(const void* of_device) {
@@ -128,37 +124,25 @@ int sluice_fake_is_idle(const void* of_device) {
   return 1;
 }
 
-static int32_t ordinal_of(const void* data) {
-  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-    if (sluice_fake_world.blocks[i].data == data) return sluice_fake_world.blocks[i].ordinal;
-  }
-  return -1;
-}
-
 /* Like the real one, it waits for everything on the block's device. */
 int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   void* data = (void*)(uintptr_t)pointer;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuMemFree");
-  if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  const int32_t ordinal = ordinal_of(data);
+  const int code = sluice_fake_begin("cuMemFree");
+  const block_t* block = block_of(data);
+  const int32_t ordinal = block != NULL ? block->ordinal : -1;
   (void)sluice_fake_wait_until(sluice_fake_is_idle, &ordinal);
-  int freed = give_block(data);
-  sluice_fake_cuda_unlock();
-  return code != 0 ? code : freed;
+  const int freed = give_block(data);
+  return sluice_fake_end(code != 0 ? code : freed);
 }
 
 /* Synchronizes the current device. It does not order later work here: callers may not rely on a wait for everything. */
 int sluice_fake_cuCtxSynchronize(void) {
-  if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuCtxSynchronize");
-  ++sluice_fake_world.host_waits;
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   const int32_t ordinal = sluice_fake_current_device();
+  if (ordinal < 0) return INVALID_CONTEXT;
+  int code = sluice_fake_begin("cuCtxSynchronize");
+  ++sluice_fake_world.host_waits;
   if (code == 0) code = sluice_fake_wait_until(sluice_fake_is_idle, &ordinal);
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data) {
@@ -179,28 +163,20 @@ int sluice_fake_cuMemGetInfo_v2(size_t* out_free, size_t* out_total) {
 int sluice_fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int flags) {
   (void)flags;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuMemHostAlloc");
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  int code = sluice_fake_begin("cuMemHostAlloc");
   if (code == 0) code = take_library_block(bytes, -1, out_pointer);
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuMemFreeHost(void* pointer) {
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuMemFreeHost"), freed = give_block(pointer);
-  if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  sluice_fake_cuda_unlock();
-  return code != 0 ? code : freed;
+  const int code = sluice_fake_begin("cuMemFreeHost"), freed = give_block(pointer);
+  return sluice_fake_end(code != 0 ? code : freed);
 }
 
 int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int flags) {
   (void)flags;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuMemHostRegister");
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  int code = sluice_fake_begin("cuMemHostRegister");
   block_t* block = code == 0 && !is_refused() ? free_place() : NULL;
   if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
   if (code == 0) {
@@ -208,21 +184,15 @@ int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int f
     *block = (block_t){
         .data = pointer, .bytes = bytes, .ordinal = -1, .is_registered = 1, .number = ++sluice_fake_world.num_blocks};
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuMemHostUnregister(void* pointer) {
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuMemHostUnregister"), found = INVALID_VALUE;
-  if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
-  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-    if (sluice_fake_world.blocks[i].data != pointer || !sluice_fake_world.blocks[i].is_registered) continue;
-    sluice_fake_world.blocks[i] = (block_t){.data = NULL};
-    found = 0;
-  }
-  sluice_fake_cuda_unlock();
-  return code != 0 ? code : found;
+  const int code = sluice_fake_begin("cuMemHostUnregister");
+  block_t* block = block_of(pointer);
+  const int is_found = block != NULL && block->data == pointer && block->is_registered;
+  if (is_found) *block = (block_t){.data = NULL};
+  return sluice_fake_end(code != 0 ? code : is_found ? 0 : INVALID_VALUE);
 }
 
 int64_t sluice_fake_cuda_registered_bytes(void) {
@@ -237,34 +207,24 @@ int64_t sluice_fake_cuda_registered_bytes(void) {
 }
 
 int sluice_fake_cuPointerGetAttribute(void* out_value, int attribute, unsigned long long pointer) {
-  const char* at = (const char*)(uintptr_t)pointer;
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
+  const block_t* block = code == 0 ? block_of((const void*)(uintptr_t)pointer) : NULL;
+  if (code == 0 && block == NULL) code = INVALID_VALUE; /* as for pageable host memory */
   if (code == 0) {
-    code = INVALID_VALUE; /* as for pageable host memory */
-    for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-      const block_t* block = &sluice_fake_world.blocks[i];
-      const char* data = block->data;
-      if (data == NULL || at < data || at >= data + block->bytes) continue;
-      int device = block->ordinal >= 0;
-      unsigned int type = device ? SLUICE_CU_MEMORY_DEVICE : SLUICE_CU_MEMORY_HOST;
-      if (attribute == SLUICE_CU_POINTER_MEMORY_TYPE) memcpy(out_value, &type, sizeof type);
-      if (attribute == SLUICE_CU_POINTER_DEVICE_ORDINAL) memcpy(out_value, &block->ordinal, sizeof block->ordinal);
-      code = 0;
-    }
+    const unsigned int type = block->ordinal >= 0 ? SLUICE_CU_MEMORY_DEVICE : SLUICE_CU_MEMORY_HOST;
+    if (attribute == SLUICE_CU_POINTER_MEMORY_TYPE) memcpy(out_value, &type, sizeof type);
+    if (attribute == SLUICE_CU_POINTER_DEVICE_ORDINAL) memcpy(out_value, &block->ordinal, sizeof block->ordinal);
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes) {
   void* data = NULL;
   sluice_fake_cuda_lock();
-  int code = take_block(bytes, ordinal, &data);
-  for (int i = 0; i < sluice_fake_world.num_places && code == 0; ++i)
-    sluice_fake_world.blocks[i].is_hosts |= sluice_fake_world.blocks[i].data == data;
+  if (take_block(bytes, ordinal, &data) == 0) block_of(data)->is_hosts = 1;
   sluice_fake_cuda_unlock();
-  return code == 0 ? data : NULL;
+  return data;
 }
 
 void sluice_fake_cuda_give(void* data) {

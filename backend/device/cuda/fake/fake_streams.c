@@ -32,16 +32,13 @@ void sluice_fake_end_stream(fake_stream_t* stream) {
 int sluice_fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags, int priority) {
   if (flags != SLUICE_CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5) return INVALID_VALUE;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuStreamCreateWithPriority");
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  int code = sluice_fake_begin("cuStreamCreateWithPriority");
   if (code == 0) {
     *out_stream = sluice_fake_new_stream(sluice_fake_current_device(), 0);
     if (*out_stream == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
     if (*out_stream != NULL) sluice_fake_stream_of(*out_stream)->priority = priority;
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 void sluice_fake_note_priorities(void) {
@@ -65,8 +62,7 @@ int sluice_fake_cuStreamDestroy_v2(void* stream) {
   int code = sluice_fake_planned_once("cuStreamDestroy");
   sluice_fake_cuda_pump();
   sluice_fake_end_stream(stream);
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuStreamGetCtx(void* stream, void** out_context) {
@@ -83,17 +79,14 @@ int sluice_fake_cuStreamIsCapturing(void* handle, int* out_status) {
 int sluice_fake_cuEventCreate(void** out_event, unsigned int flags) {
   if (flags != SLUICE_CU_EVENT_DISABLE_TIMING && flags != SLUICE_CU_EVENT_DEFAULT) return INVALID_VALUE;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuEventCreate");
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
+  const int code = sluice_fake_begin("cuEventCreate");
   if (code == 0) {
     fake_event_t* event = calloc(1, sizeof *event);
     event->is_timed = flags == SLUICE_CU_EVENT_DEFAULT;
     *out_event = event;
     ++sluice_fake_world.num_events;
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuEventDestroy_v2(void* handle) {
@@ -103,8 +96,7 @@ int sluice_fake_cuEventDestroy_v2(void* handle) {
   sluice_fake_drop_ticket(event->last);
   free(event);
   --sluice_fake_world.num_events;
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 static void note_ticket(sluice_fake_event_kind_t kind, const fake_stream_t* stream, const ticket_t* ticket) {
@@ -136,8 +128,7 @@ int sluice_fake_cuEventRecord(void* handle, void* stream_handle) {
     event->graph_id = 0;
     sluice_fake_cuda_pump();
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 static _Thread_local int32_t this_rank;
@@ -164,8 +155,7 @@ int sluice_fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned in
       sluice_fake_wait_for_ticket(stream, event->last);
     }
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuEventQuery(void* handle) {
@@ -183,23 +173,19 @@ int sluice_fake_cuEventQuery(void* handle) {
       code = SLUICE_CU_NOT_READY;
     }
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuEventElapsedTime(float* out_milliseconds, void* start, void* end) {
   const fake_event_t *from = start, *to = end;
-  sluice_fake_cuda_lock();
-  int code = sluice_fake_planned_once("cuEventElapsedTime");
+  int code = sluice_fake_begin("cuEventElapsedTime");
   ++sluice_fake_world.queries;
-  if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   sluice_fake_cuda_pump();
   int is_recorded = from->last != NULL && to->last != NULL && from->is_timed && to->is_timed;
   if (code == 0 && !is_recorded) code = INVALID_HANDLE;
   if (code == 0 && (!from->last->done || !to->last->done)) code = SLUICE_CU_NOT_READY;
   if (code == 0) *out_milliseconds = (float)(to->last->done_ns - from->last->done_ns) * 1e-6f;
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 static int is_done(const void* ticket) { return ((const ticket_t*)ticket)->done; }
@@ -216,8 +202,7 @@ int sluice_fake_cuEventSynchronize(void* handle) {
     if (code == 0) sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
     if (code == 0) note_host_wait(event->last, "synchronize");
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuStreamSynchronize(void* handle) {
@@ -234,8 +219,7 @@ int sluice_fake_cuStreamSynchronize(void* handle) {
         &(sluice_fake_event_t){.kind = SLUICE_FAKE_HOST_DRAIN, .rank = stream->ordinal, .stream = stream->index}, NULL);
     sluice_fake_merge(&sluice_fake_world.host, &stream->clock);
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 void* sluice_fake_cuda_open_stream(int32_t ordinal) {

@@ -68,8 +68,7 @@ static int enqueue_copy(const copy_t* copy, void* stream) {
                                                          .note = note_copy,
                                                          .again = copy_again});
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 int sluice_fake_cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
   const copy_t copy = {.to = (void*)(uintptr_t)to, .from = (const void*)(uintptr_t)from, .bytes = bytes};
@@ -105,16 +104,14 @@ int sluice_fake_cuLibraryLoadData(void** out_library, const void* image, int* ji
     *out_library = sluice_fake_world.libraries = library;
     ++sluice_fake_world.num_libraries;
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 int sluice_fake_cuLibraryUnload(void* handle) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   ((fake_library_t*)handle)->is_live = 0;
   --sluice_fake_world.num_libraries;
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 int sluice_fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* name) {
   fake_library_t* library = handle;
@@ -130,8 +127,7 @@ int sluice_fake_cuLibraryGetKernel(void** out_kernel, void* handle, const char* 
   if (i == library->num_kernels) library->kernels[library->num_kernels++] = kernel;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) *out_kernel = &library->kernels[i];
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 
 int sluice_fake_cuda_has_kernel(const char* name) {
@@ -237,6 +233,5 @@ int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
                                                          .note = note_launch,
                                                          .again = launch_again});
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }

@@ -37,11 +37,20 @@ int sluice_fake_planned_once(const char* name) {
   return sluice_fake_planned();
 }
 
-int sluice_fake_simple(void) {
+int sluice_fake_begin(const char* name) {
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  const int code = sluice_fake_planned_once(name);
+  return code == 0 && sluice_fake_spoils(NULL) ? CAPTURE_UNSUPPORTED : code;
+}
+
+int sluice_fake_end(int code) {
   sluice_fake_cuda_unlock();
   return code;
+}
+
+int sluice_fake_simple(void) {
+  sluice_fake_cuda_lock();
+  return sluice_fake_end(sluice_fake_planned());
 }
 
 static int looks_again;
@@ -110,16 +119,14 @@ int sluice_fake_cuDevicePrimaryCtxRetain(void** out_context, int device) {
     *out_context = sluice_fake_context_of(device - 100);
     ++sluice_fake_world.num_contexts;
   }
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 int sluice_fake_cuDevicePrimaryCtxRelease_v2(int device) {
   (void)device;
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
   --sluice_fake_world.num_contexts;
-  sluice_fake_cuda_unlock();
-  return code;
+  return sluice_fake_end(code);
 }
 int sluice_fake_cuCtxPushCurrent_v2(void* context) {
   int code = sluice_fake_simple();

@@ -147,6 +147,9 @@ extern sluice_fake_world_t sluice_fake_world;
 int sluice_fake_planned(void);
 /* The same for a call that a steady-state pass does not make; it is recorded. */
 int sluice_fake_planned_once(const char* name);
+/* Takes the lock and plans such a call, which a capture does not allow; then releases the lock and returns the code. */
+int sluice_fake_begin(const char* name);
+int sluice_fake_end(int code);
 /* For calls without an effect of their own; takes the lock. */
 int sluice_fake_simple(void);
 /* Takes the lock: ranks are threads, one may read while another counts. */

@@ -98,75 +98,101 @@ static void sprinkle(buffer_t* b) {
   for (int i = 0; i < 10; ++i) put(b->dtype, b->data, (int64_t)(random_bits() % (uint32_t)b->count), edges[i]);
 }
 
+static const sluice_unit_t OTHERS[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
+                                       {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_HALVES, 1, 1, 0},
+                                       {SLUICE_ACTIVATION_SILU, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
+                                       {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 2.25f, 1},
+                                       {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 2.25f, 1},
+                                       {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 0.25f, 3.4e38f, 0}};
+/* Plain units, which activation_forward and _backward compute, come first; then those of unit_forward and _backward. */
+enum { NUM_PLAIN = 2 * (SLUICE_ACTIVATION_SILU + 1), NUM_UNITS = NUM_PLAIN + sizeof OTHERS / sizeof OTHERS[0] };
+
+static sluice_unit_t unit_of(int i) {
+  return i < NUM_PLAIN ? (sluice_unit_t){i / 2, i % 2, 1, 1, 0} : OTHERS[i - NUM_PLAIN];
+}
+
 static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
-  for (int mode = 0; mode < 5 * 2 * 3; ++mode) {
-    int32_t activation = mode % 5, gated = mode / 5 % 2, bias = mode / 10;
-    int64_t width = gated ? 2 * hidden : hidden;
-    buffer_t pre = random_buffer(dtype, rows * width), b1 = random_buffer(dtype, hidden),
+  for (int mode = 0; mode < NUM_UNITS * 3; ++mode) {
+    const sluice_unit_t unit = unit_of(mode / 3);
+    const int is_plain = mode / 3 < NUM_PLAIN, bias = mode % 3, gated = unit.gated;
+    buffer_t pre = random_buffer(dtype, rows * hidden * (gated ? 2 : 1)), b1 = random_buffer(dtype, 2 * hidden),
              b3 = random_buffer(dtype, hidden);
     sprinkle(&pre);
-    buffer_t pre2 = copy_of(&pre), pre3 = copy_of(&pre), act = buffer(dtype, rows * hidden),
-             act2 = buffer(dtype, rows * hidden);
+    buffer_t pre2 = copy_of(&pre), pre3 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = copy_of(&act);
     const void* p1 = bias >= 1 ? b1.data : NULL;
-    const void* p3 = bias == 2 ? b3.data : NULL;
-    ref->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre.data, p1, p3, act.data);
-    kernels->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre2.data, p1, p3, act2.data);
-    assert_same(&pre, &pre2, "activation_forward: pre");
-    assert_close(&act, &act2, 1, 0, "activation_forward: act");
-    if (!gated) {
-      kernels->activation_forward(NULL, dtype, activation, gated, rows, hidden, pre3.data, p1, p3, pre3.data);
-      assert_same(&act2, &pre3, "activation_forward: act over pre");
+    const void* p3 = bias == 2 && gated == SLUICE_GATED_HALVES ? b3.data : NULL;
+    if (is_plain) {
+      ref->activation_forward(NULL, dtype, unit.activation, gated, rows, hidden, pre.data, p1, p3, act.data);
+      kernels->activation_forward(NULL, dtype, unit.activation, gated, rows, hidden, pre2.data, p1, p3, act2.data);
+      if (!gated) {
+        kernels->activation_forward(NULL, dtype, unit.activation, 0, rows, hidden, pre3.data, p1, p3, pre3.data);
+        assert_same(&act2, &pre3, "activation_forward: act over pre");
+      }
+    } else {
+      ref->unit_forward(NULL, dtype, &unit, rows, hidden, pre.data, p1, p3, act.data);
+      kernels->unit_forward(NULL, dtype, &unit, rows, hidden, pre2.data, p1, p3, act2.data);
     }
+    assert_same(&pre, &pre2, "forward: pre");
+    assert_close(&act, &act2, 1, is_plain ? 0 : 1e-6, "forward: act");
     release(&pre3);
     release(&pre), release(&pre2), release(&act), release(&act2), release(&b1), release(&b3);
   }
 }
 
-TEST(ActivationForward_EveryKind_CloseToPlain) { sweep_over(forward_case, 1); }
+TEST(Forward_EveryUnit_CloseToPlain) { sweep_over(forward_case, 1); }
+
+static void backward(const sluice_kernels_t* k, int32_t dtype, int number, int64_t rows, int64_t hidden,
+                     const buffer_t* pre, const buffer_t* dact, const buffer_t* w, void* dpre, void* act_w, void* dw) {
+  const sluice_unit_t unit = unit_of(number);
+  if (number < NUM_PLAIN) {
+    k->activation_backward(NULL, dtype, unit.activation, unit.gated, rows, hidden, pre->data, dact->data, w->data, dpre,
+                           act_w, dw);
+  } else {
+    k->unit_backward(NULL, dtype, &unit, rows, hidden, pre->data, dact->data, w->data, dpre, act_w, dw);
+  }
+}
 
 static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
-  for (int mode = 0; mode < 5 * 2 * 2; ++mode) {
-    int32_t activation = mode % 5, gated = mode / 5 % 2, want_act = mode / 10;
-    int64_t width = gated ? 2 * hidden : hidden;
+  for (int mode = 0; mode < NUM_UNITS * 2; ++mode) {
+    const sluice_unit_t unit = unit_of(mode / 2);
+    const int is_plain = mode / 2 < NUM_PLAIN, want_act = mode % 2;
+    const int64_t width = unit.gated ? 2 * hidden : hidden;
     buffer_t pre = random_buffer(dtype, rows * width), dact = random_buffer(dtype, rows * hidden);
     buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
     buffer_t dpre = buffer(dtype, rows * width), act = buffer(dtype, rows * hidden),
              dw = buffer(SLUICE_DTYPE_F32, rows);
     buffer_t dpre2 = copy_of(&dpre), act2 = copy_of(&act), dw2 = copy_of(&dw);
-    ref->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre.data, dact.data, w.data, dpre.data,
-                             want_act ? act.data : NULL, dw.data);
-    kernels->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre.data, dact.data, w.data, dpre2.data,
-                                 want_act ? act2.data : NULL, dw2.data);
+    backward(ref, dtype, mode / 2, rows, hidden, &pre, &dact, &w, dpre.data, want_act ? act.data : NULL, dw.data);
+    backward(kernels, dtype, mode / 2, rows, hidden, &pre, &dact, &w, dpre2.data, want_act ? act2.data : NULL,
+             dw2.data);
+    /* The largest product of factors below 3 is 3 * 3 * 3 * 1.2, and more with the parameters of other units; a slope
+     * near 0 is compared with its terms, below half of it. */
+    assert_close(&dpre, &dpre2, 1, is_plain ? 3 * 3 * 3 * 0.5 : 12 * 12 * 3 * 3 * 0.5, "backward: dpre");
     /* act_w is rounded twice: act, then its product with the weight. */
-    /* The largest product of factors below 3 is 3 * 3 * 3 * 1.2; a slope near 0 is compared with its terms, below 0.5.
-     */
-    assert_close(&dpre, &dpre2, 1, 3 * 3 * 3 * 0.5, "activation_backward: dpre");
-    assert_close(&act, &act2, 2, 0, "activation_backward: act_w");
-    if (activation <= SLUICE_ACTIVATION_RELU) assert_same(&dw, &dw2, "activation_backward: dweight of exact values");
-    for (int64_t i = 0; i < rows; ++i) {
+    assert_close(&act, &act2, 2, is_plain ? 0 : 1e-6, "backward: act_w");
+    if (unit.activation <= SLUICE_ACTIVATION_RELU) assert_same(&dw, &dw2, "backward: dweight of exact values");
+    for (int64_t i = 0; i < rows && is_plain; ++i) {
       /* Each act may differ by one rounding of dtype: |dact| <= 3, |act| <= 9. */
-      double unit = dtype == SLUICE_DTYPE_BF16 ? 0x1p-7 : dtype == SLUICE_DTYPE_F16 ? 0x1p-10 : 0x1p-21;
-      assert_true(fabs((double)((float*)dw.data)[i] - (double)((float*)dw2.data)[i]) <= 27.0 * (double)hidden * unit);
+      double unit_of = dtype == SLUICE_DTYPE_BF16 ? 0x1p-7 : dtype == SLUICE_DTYPE_F16 ? 0x1p-10 : 0x1p-21;
+      assert_true(fabs((double)((float*)dw.data)[i] - (double)((float*)dw2.data)[i]) <=
+                  27.0 * (double)hidden * unit_of);
     }
     /* In place, as kernels.h allows: dpre over dact without a gate, dpre over pre, act_w over dact with a gate. */
-    buffer_t pre3 = copy_of(&pre), dact3 = copy_of(&dact);
-    kernels->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre3.data, dact3.data, w.data, pre3.data,
-                                 want_act ? dact3.data : NULL, dw2.data);
-    assert_same(&dpre2, &pre3, "activation_backward: dpre over pre");
-    if (want_act) assert_same(&act2, &dact3, "activation_backward: act_w over dact");
-    if (!gated) {
-      buffer_t dact4 = copy_of(&dact);
-      kernels->activation_backward(NULL, dtype, activation, gated, rows, hidden, pre.data, dact4.data, w.data,
-                                   dact4.data, NULL, dw2.data);
-      assert_same(&dpre2, &dact4, "activation_backward: dpre over dact");
-      release(&dact4);
+    buffer_t pre3 = copy_of(&pre), dact3 = copy_of(&dact), dact4 = copy_of(&dact);
+    backward(kernels, dtype, mode / 2, rows, hidden, &pre3, &dact3, &w, pre3.data, want_act ? dact3.data : NULL,
+             dw2.data);
+    assert_same(&dpre2, &pre3, "backward: dpre over pre");
+    if (want_act) assert_same(&act2, &dact3, "backward: act_w over dact");
+    if (!unit.gated) {
+      backward(kernels, dtype, mode / 2, rows, hidden, &pre, &dact4, &w, dact4.data, NULL, dw2.data);
+      assert_same(&dpre2, &dact4, "backward: dpre over dact");
     }
-    release(&pre3), release(&dact3), release(&pre), release(&dact), release(&w);
+    release(&pre3), release(&dact3), release(&dact4), release(&pre), release(&dact), release(&w);
     release(&dpre), release(&act), release(&dw), release(&dpre2), release(&act2), release(&dw2);
   }
 }
 
-TEST(ActivationBackward_EveryKind_CloseToPlain) { sweep_over(backward_case, 1); }
+TEST(Backward_EveryUnit_CloseToPlain) { sweep_over(backward_case, 1); }
 
 /* The order of the kernels' sum: 256 partial sums, folded by halves. */
 static float sum_of_products(int32_t dtype, int64_t width, int64_t first, const void* a, const void* b) {
@@ -239,53 +265,6 @@ TEST(Activations_ChunksAndInstructionSets_SameBits) {
     release(&act2), release(&dpre2), release(&dw2);
   }
 }
-
-/* ---- units ---------------------------------------------------------------------------------------------------- */
-
-static const sluice_unit_t UNITS[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
-                                      {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_HALVES, 1, 1, 0},
-                                      {SLUICE_ACTIVATION_SILU, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
-                                      {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 2.25f, 1},
-                                      {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 2.25f, 1},
-                                      {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 0.25f, 3.4e38f, 0}};
-enum { NUM_UNITS = sizeof UNITS / sizeof UNITS[0] };
-
-static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
-  for (int mode = 0; mode < 2 * NUM_UNITS; ++mode) {
-    const sluice_unit_t* unit = &UNITS[mode / 2];
-    int in_turn = unit->gated == SLUICE_GATED_INTERLEAVED, bias = mode % 2;
-    int64_t width = unit->gated ? 2 * hidden : hidden;
-    buffer_t pre = random_buffer(dtype, rows * width), b1 = random_buffer(dtype, in_turn ? 2 * hidden : hidden);
-    buffer_t b3 = random_buffer(dtype, hidden), dact = random_buffer(dtype, rows * hidden);
-    buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
-    if (!bias) sprinkle(&pre); /* edge cases only in forward: a slope at 60000 has terms of that magnitude */
-    buffer_t pre2 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = buffer(dtype, rows * hidden);
-    const void* p1 = bias ? b1.data : NULL;
-    const void* p3 = bias && unit->gated == SLUICE_GATED_HALVES ? b3.data : NULL;
-    ref->unit_forward(NULL, dtype, unit, rows, hidden, pre.data, p1, p3, act.data);
-    kernels->unit_forward(NULL, dtype, unit, rows, hidden, pre2.data, p1, p3, act2.data);
-    assert_same(&pre, &pre2, "unit_forward: pre");
-    assert_close(&act, &act2, 1, 1e-6, "unit_forward: act");
-    if (!bias) {
-      release(&pre), release(&pre2);
-      pre = random_buffer(dtype, rows * width), pre2 = copy_of(&pre);
-    }
-    buffer_t dpre = buffer(dtype, rows * width), act_w = buffer(dtype, rows * hidden),
-             dw = buffer(SLUICE_DTYPE_F32, rows);
-    buffer_t act_w2 = copy_of(&act_w), dw2 = copy_of(&dw);
-    ref->unit_backward(NULL, dtype, unit, rows, hidden, pre.data, dact.data, w.data, dpre.data, act_w.data, dw.data);
-    /* In place: dpre over pre, act_w over dact. */
-    kernels->unit_backward(NULL, dtype, unit, rows, hidden, pre2.data, dact.data, w.data, pre2.data, dact.data,
-                           dw2.data);
-    /* Values below 6 + 6 with their biases: the terms of a slope are below 12 * 12 * 3 * 3. */
-    assert_close(&dpre, &pre2, 1, 12 * 12 * 3 * 3 * 0.5, "unit_backward: dpre");
-    assert_close(&act_w, &dact, 2, 1e-6, "unit_backward: act_w");
-    release(&pre), release(&pre2), release(&b1), release(&b3), release(&dact), release(&w), release(&act);
-    release(&act2), release(&dpre), release(&act_w), release(&dw), release(&act_w2), release(&dw2);
-  }
-}
-
-TEST(Unit_EveryKind_CloseToPlain) { sweep_over(unit_case, 1); }
 
 int main(void) {
   shift = 1; /* buffers start one element after a boundary of 64 bytes */

@@ -2,6 +2,8 @@
 /* The parts of gpu_suite, one file each. They run with an open rig, between enter and leave of the device. */
 #pragma once
 
+#include <stdint.h>
+
 void gpu_part_kernels(void);
 void gpu_decode(void); /* packed weights, in the part `kernels` */
 void gpu_part_routing(void);
@@ -20,3 +22,7 @@ void gpu_part_adam(void);
 void gpu_part_profile_kernels(void);
 void gpu_part_profile_grouped(void);
 void gpu_part_profile_single(void);
+
+/* In the part `routing`: random routes, a few of them dropped, ordered by the device. NULL, or the problem. */
+const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
+void gpu_report_token_copies(void); /* gpu_token_copies.c */

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Compares the order of routes and counts by block with plain loops. */
-#include "backend/cts/gpu/gpu_routing.h"
-
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "backend/cts/gpu/gpu_array.h"
+#include "backend/cts/gpu/gpu_parts.h"
 #include "backend/cts/gpu/gpu_rig.h"
-#include "backend/cts/gpu/gpu_routing.h"
 #include "backend/device/device.h"
 
 enum { CHUNKS = 3 };

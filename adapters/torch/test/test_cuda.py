@@ -84,17 +84,13 @@ def test_Layer_UnderACapacity_IsThatOfExactExchangesAndCountsWhatItDrops(run):
 
 
 def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(run):
-    assert run("modules").count("matches") == 3
+    assert run("modules").count("matches") == 4
 
 
 def test_Tuner_ProfileByTheDevicesName_PredictsWhileTraining(run):
     text = run("profile")
     assert "no profile is of a NVIDIA Made-Up 9000; there are those of A100, H200, V100" in text
     assert "predicted" in text
-
-
-def test_Dlpack_MemoryOfSomebodyElse_IsATensorOfEveryDtype(run):
-    assert "borrowed" in run("borrowed")
 
 
 def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(run):
@@ -112,13 +108,6 @@ def test_DeepSpeed_ExpertsOnAPretendedDevice_MatchStock(run):
     assert text.count("matches stock, computed by host modules") == 2
 
 
-def test_Transformers_ExpertsOnAPretendedDevice_MatchStock(run):
-    pytest.importorskip("transformers")
-    text = run("transformers")
-    assert text.count("matches stock, computed by sluice") == 1
-    assert text.count("matches stock, computed by the module's own functions") == 1
-
-
 def test_TransformersExpertParallel_ExpertsOnAPretendedDevice_MatchStock(run, tmp_path):
     pytest.importorskip("transformers.distributed.expert_parallel")
     text = run("expert_parallel", str(tmp_path / "store"))
@@ -130,11 +119,6 @@ def test_TransformersExpertParallel_ExpertsOnAPretendedDevice_MatchStock(run, tm
 def test_TransformersExpertParallel_RefusalOfAFirstCall_IsSaidOnItsDevice(run):
     pytest.importorskip("transformers.distributed.expert_parallel")
     assert "asked for cuda:0" in run("refusal")
-
-
-def test_Group_OnCuda_TakesOneIdThroughTheStore(jobs, tmp_path):
-    texts = jobs("group", str(tmp_path / "store"), ranks=range(2))
-    assert all(f"rank {r} was in" in texts[r] for r in range(2))
 
 
 def test_Layer_TwoProcessesOverNccl_MatchAutogradUnderEveryPolicy(jobs, tmp_path):

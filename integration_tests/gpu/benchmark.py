@@ -39,7 +39,6 @@ FAKE = {"tokens": 64, "divide": 128, "experts": 8}
 ROUNDS, WARM_UP = 20, 5
 COMPUTE, COPIES = "compute", ("copy_out", "copy_in")  # lanes of the trace
 FUSED = ("sonicmoe", "deepgemm")  # transformers' names of external kernels
-NOT_DRIVEN = ("megatron.core", "megablocks", "scattermoe")
 BUDGET_OF_PEAK = 0.7
 
 
@@ -357,8 +356,6 @@ def overlap_of(torch, x, chunks, policy):
 
 
 def versions(torch, device):
-    import importlib.util
-
     from sluice.adapters.torch import Context
 
     found = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
@@ -369,13 +366,6 @@ def versions(torch, device):
     except ImportError:
         found["transformers"] = None
 
-    def is_there(name):
-        try:
-            return importlib.util.find_spec(name) is not None
-        except ImportError:
-            return False
-
-    found["installed but without a driver here"] = [name for name in NOT_DRIVEN if is_there(name)]
     found["gemms"] = Context(device=device).stats()["gemm"]
     found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     return found

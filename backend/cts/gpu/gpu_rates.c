@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rates of the row kernels and the routing at the benchmarks' shapes, and of a copy on the device: to look at first
- * when a layer is slower than its GEMMs. Activations run over all rows at once, and as the engine launches them: once
- * for each expert, over its rows. */
+ * when a layer is slower than its GEMMs. Activations run over the rows of all experts at once, as in the engine. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -86,11 +85,8 @@ static void drop_all(rates_t* r) {
   }
 }
 
-/* `each` rows from `first` on; kernels other than activations take all rows. */
-static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
+static void launch(rates_t* r, int kind) {
   const shape_t* s = &r->s;
-  char *pre = (char*)r->pre + first * r->columns * 2, *dpre = (char*)r->dpre + first * r->columns * 2,
-       *act = (char*)r->act + first * s->hidden * 2, *dact = (char*)r->dact + first * s->hidden * 2;
   const sluice_kernels_t* k = r->device->kernels;
   switch (kind) {
     case COPY: (void)sluice_cuda_copy(r->device, NULL, r->dpre, r->pre, (uint64_t)(r->rows * r->columns) * 2); break;
@@ -102,11 +98,12 @@ static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
                       1, r->tokens, s->width);
       break;
     case FORWARD:
-      k->activation_forward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, each, s->hidden, pre, NULL, NULL, act);
+      k->activation_forward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, r->rows, s->hidden, r->pre, NULL, NULL,
+                            r->act);
       break;
     case BACKWARD:
-      k->activation_backward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, each, s->hidden, pre, dact,
-                             r->weight + first, dpre, act, r->dweight + first);
+      k->activation_backward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, r->rows, s->hidden, r->pre, r->dact,
+                             r->weight, r->dpre, r->act, r->dweight);
       break;
     default:
       sluice_cuda_route(NULL, &(sluice_route_args_t){.ids = r->ids,
@@ -123,14 +120,9 @@ static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
   }
 }
 
-/* Launches all rows, `each` per launch. */
-static void launch(rates_t* r, int kind, int64_t rows, int64_t each) {
-  for (int64_t first = 0; first < rows; first += each) launch_rows(r, kind, first, each);
-}
-
 /* The least that a kernel must read and write. */
-static double bytes_of(const rates_t* r, int kind, int64_t num_rows) {
-  const double rows = (double)num_rows, width = (double)r->s.width, hidden = (double)r->s.hidden;
+static double bytes_of(const rates_t* r, int kind) {
+  const double rows = (double)r->rows, width = (double)r->s.width, hidden = (double)r->s.hidden;
   const double columns = (double)r->columns;
   switch (kind) {
     case COPY: return 4 * rows * columns;
@@ -143,11 +135,11 @@ static double bytes_of(const rates_t* r, int kind, int64_t num_rows) {
 }
 
 /* Seconds for all rows, the minimum of several sets; the first loads the kernel. Negative: the driver failed. */
-static double seconds_of(rates_t* r, int kind, int64_t rows, int64_t each) {
+static double seconds_of(rates_t* r, int kind) {
   double best = -1;
   for (int set = 0; set < SETS; ++set) {
     uint64_t begin_ns = sluice_now_ns();
-    for (int i = 0; i < REPEATS; ++i) launch(r, kind, rows, each);
+    for (int i = 0; i < REPEATS; ++i) launch(r, kind);
     if (r->driver->cuStreamSynchronize(NULL) != 0) return -1;
     double seconds = (double)(sluice_now_ns() - begin_ns) * 1e-9 / REPEATS;
     if (set > 0 && (best < 0 || seconds < best)) best = seconds;
@@ -158,28 +150,10 @@ static double seconds_of(rates_t* r, int kind, int64_t rows, int64_t each) {
 static const char* const names[NUM_KINDS] = {"copy on the device", "gather_rows",         "combine_rows",
                                              "activation_forward", "activation_backward", "routing, four kernels"};
 
-/* Activations by expert, at realistic rows per expert: 512 of DeepSeek-V3's, 1,024 of Qwen3's, 4,096 of Mixtral's,
- * 32,768 of a rank with one expert. No more experts than the model has. */
-static const char* run_by_expert(rates_t* r) {
-  static const int64_t rows_of_expert[] = {512, 1024, 4096, 32768};
-  for (int kind = FORWARD; kind <= BACKWARD; ++kind) {
-    for (int i = 0; i < 4; ++i) {
-      int64_t each = GPU_IS_FAKE ? i + 1 : rows_of_expert[i], launches = r->rows / each;
-      if (launches > r->s.experts) launches = r->s.experts;
-      if (launches == 0) continue;
-      double seconds = seconds_of(r, kind, launches * each, each), bytes = bytes_of(r, kind, launches * each);
-      if (seconds < 0) return names[kind];
-      printf("     %s: %s, %lld launches of %lld rows: %.4f ms, %.0f GB/s\n", r->s.name, names[kind],
-             (long long)launches, (long long)each, seconds * 1e3, bytes / seconds * 1e-9);
-    }
-  }
-  return NULL;
-}
-
 static const char* run_shape(rates_t* r) {
   if (!take_all(r)) return "memory";
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
-    double seconds = seconds_of(r, kind, r->rows, r->rows), bytes = bytes_of(r, kind, r->rows);
+    double seconds = seconds_of(r, kind), bytes = bytes_of(r, kind);
     if (seconds < 0) return names[kind];
     if (bytes > 0) {
       printf("     %s: %s %.4f ms, %.0f GB/s\n", r->s.name, names[kind], seconds * 1e3, bytes / seconds * 1e-9);
@@ -187,7 +161,7 @@ static const char* run_shape(rates_t* r) {
       printf("     %s: %s %.4f ms\n", r->s.name, names[kind], seconds * 1e3);
     }
   }
-  return run_by_expert(r);
+  return NULL;
 }
 
 static rates_t rates_of(const shape_t* shape) {
@@ -218,8 +192,8 @@ void gpu_part_profile_kernels(void) {
   rates_t r = rates_of(GPU_IS_FAKE ? &tiny : &shapes[QWEN3]);
   const char* problem = take_all(&r) ? NULL : "memory";
   if (problem == NULL) {
-    launch_rows(&r, BACKWARD, 0, r.rows / r.s.experts);
-    launch_rows(&r, COMBINE, 0, r.rows);
+    launch(&r, BACKWARD);
+    launch(&r, COMBINE);
     problem = gpu_rig.driver->cuStreamSynchronize(NULL) == 0 ? NULL : "a wait";
   }
   drop_all(&r);

@@ -196,31 +196,20 @@ static const char* larger(const layer_machine_t* machine, int32_t world_size) {
 }
 
 /* Exact mode: a forward reads its counts once; a backward reads nothing. */
-static const char* waits_of(const layer_machine_t* machine, int32_t world_size, int32_t callback_experts,
-                            int32_t deduplicate) {
-  case_t c = case_of(world_size);
-  result_t out;
-  c.num_chunks = 4, c.bias = 1, c.callback_experts = callback_experts, c.deduplicate = deduplicate;
-  machine->open(world_size, 1);
-  c.machine = machine->world();
-  world_run(&c, &out);
-  const char* why = NULL;
-  for (int32_t r = 0; r < world_size && why == NULL; ++r) {
-    uint64_t forward = machine->reads(r, SLUICE_FORWARD), backward = machine->reads(r, SLUICE_BACKWARD);
-    if (out.status[r] == SLUICE_OK && forward == 1 && backward == 0) continue;
-    snprintf(problem, sizeof problem,
-             "rank %d: status %d: %s; %llu reads in forward and %llu in backward, want 1 and 0", r, out.status[r],
-             out.message[r], (unsigned long long)forward, (unsigned long long)backward);
-    why = problem;
-  }
-  const char* left = machine->close();
-  world_free(&out);
-  return why != NULL ? why : left;
-}
-
 static const char* host_waits(const layer_machine_t* machine, int32_t world_size) {
   for (int i = 0; i < 4; ++i) {
-    const char* why = waits_of(machine, world_size, i % 2, i / 2);
+    case_t c = case_of(world_size);
+    result_t out;
+    c.num_chunks = 4, c.bias = 1, c.callback_experts = i % 2, c.deduplicate = i / 2;
+    const char* why = run_there(machine, &c, 1, &out);
+    world_free(&out);
+    for (int32_t r = 0; r < world_size && why == NULL; ++r) {
+      uint64_t forward = machine->reads(r, SLUICE_FORWARD), backward = machine->reads(r, SLUICE_BACKWARD);
+      if (forward == 1 && backward == 0) continue;
+      snprintf(problem, sizeof problem, "rank %d: %llu reads in forward and %llu in backward, want 1 and 0", r,
+               (unsigned long long)forward, (unsigned long long)backward);
+      why = problem;
+    }
     if (why != NULL) return why;
   }
   return NULL;

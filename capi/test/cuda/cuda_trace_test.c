@@ -78,22 +78,6 @@ TEST(Trace_OfABlockedStream_HasTheDevicesTimes) {
   (void)close_all(&rig);
 }
 
-/* Without a trace no op is timed and the host does not wait. */
-TEST(Trace_Off_AsksTheDeviceNothing) {
-  rig_t rig;
-  sluice_step_t* step = NULL;
-  open_rig(&rig);
-  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  rig_reset(&rig);
-  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  int64_t queries = sluice_fake_cuda_queries(), waits = sluice_fake_cuda_host_waits();
-  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
-  assert_int_equal(sluice_fake_cuda_queries(), queries);
-  assert_int_equal(sluice_fake_cuda_host_waits(), waits);
-  sluice_step_drop(step);
-  (void)close_all(&rig);
-}
-
 /* If an event cannot be created, the pass has no times but succeeds. Nothing leaks. */
 TEST(Trace_NthCallFails_LeaksNothing) {
   int done = 0, kept = 0, nth = 0;

@@ -234,7 +234,7 @@ static uint64_t digest_of(const held_t* held, const rig_t* rig) {
 }
 
 /* Guard 6: no lane accesses the host's memory after a call has returned, so inputs may change at once and outputs no
- * longer change. (On CUDA, cuda_layer_test and cuda_device_test check that the stream is joined.) */
+ * longer change. (On CUDA, cuda_layer_test checks that the stream is joined.) */
 TEST(Guard6_NoLaneOutlivesItsCall) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();

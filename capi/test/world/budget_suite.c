@@ -48,6 +48,7 @@ void budget_check(const budget_suite_t* suite, case_t c) {
   whole.restore_input_of = whole.restore_pre_activation_of = NULL;
   suite->run(&c, &got);
   must_match(&c, &got);
+  for (int32_t r = 0; r < c.world_size && c.budget > 0; ++r) assert_true(got.peak_bytes[r] <= c.budget);
   suite->run(&whole, &plain);
   must_work(&whole, &plain);
   assert_true(world_identical(&c, &got, &plain, 0));

@@ -337,18 +337,25 @@ TEST(CudaGraph_NthCallOfACaptureFails_ContextWorksOn) {
   nth_call_of_a_capture(&CUBLAS);
 }
 
-TEST(CudaCapacity_NthCallOfARoundFails_ContextWorksOn) {
-  const sluice_moe_config_t config = config_under_capacity();
-  nth_call_of_a_round(&DRIVER, &config, 0, 1);
-  nth_call_of_a_round(&CUBLAS, &config, 0, 1);
-}
-
-TEST(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn) {
+TEST(CudaLayer_NthCallOfARoundFails_ContextWorksOn) {
+  const sluice_moe_config_t plain = rig_config(), capacity = config_under_capacity();
   const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
   const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
+  const sluice_moe_config_t planned = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD);
+  sluice_moe_config_t callbacks = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
+  callbacks.callback_experts = 1;
   nth_call_of_a_round(&DRIVER, &keep, 0, 1);
   nth_call_of_a_round(&DRIVER, &offload, 0, 1);
   nth_call_of_a_round(&DRIVER_MEMORY, &offload, 0, 1);
+  nth_call_of_a_round(&CUBLAS, &plain, 0, 1);
+  nth_call_of_a_round(&DRIVER, &capacity, 0, 1);
+  nth_call_of_a_round(&CUBLAS, &capacity, 0, 1);
+  assert_true(nth_call_of_a_round(&DRIVER, &callbacks, 0, 1) > 100); /* includes the host's own launches */
+  nth_call_of_a_round(&DRIVER, &planned, 1, 7);                      /* a plan adds few calls of its own */
+  nth_call_of_a_round(&DRIVER_MEMORY, &planned, 1, 7);
+  assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
+  nth_call_of_a_round(&CUBLAS, &plain, 0, 11); /* gemm_cublas_test fails all of them */
+  unsetenv("SLUICE_CUBLAS");
 }
 
 /* The error of a kernel that faulted is returned by a later call and by every call after it. The context is then
@@ -378,27 +385,6 @@ TEST(CudaLayer_NthKernelFaults_EveryLaterRoundSaysSoAndNothingLeaks) {
   assert_in_range(nth, 8, 200);
 }
 
-/* Includes the host's own launches. */
-TEST(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn) {
-  sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
-  config.callback_experts = 1;
-  assert_true(nth_call_of_a_round(&DRIVER, &config, 0, 1) > 100);
-}
-
-TEST(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn) {
-  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD);
-  nth_call_of_a_round(&DRIVER, &config, 1, 7);        /* a plan adds few calls of its own */
-  nth_call_of_a_round(&DRIVER_MEMORY, &config, 1, 7); /* a plan adds few calls of its own */
-}
-
-TEST(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn) {
-  const sluice_moe_config_t config = rig_config();
-  nth_call_of_a_round(&CUBLAS, &config, 0, 1);
-  assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
-  nth_call_of_a_round(&CUBLAS, &config, 0, 11); /* gemm_cublas_test fails all of them */
-  unsetenv("SLUICE_CUBLAS");
-}
-
 TEST(CudaContext_NthCallOfCreationFails_LeaksNothing) {
   const sluice_moe_config_t config = rig_config();
   const library_t* const libraries[] = {&DRIVER, &DRIVER_MEMORY, &CUBLAS};
@@ -422,84 +408,52 @@ TEST(CudaContext_NthCallOfCreationFails_LeaksNothing) {
 
 /* ---- two ranks ------------------------------------------------------------------------------------------------- */
 
-typedef struct failing_rank_s {
-  int32_t rank;
-  const sluice_moe_config_t* config;
-  pthread_barrier_t* barrier;
-  const library_t* library;
-  int64_t nth;
-  int failed;
-  sluice_status_t first, again;
-  uint64_t digest;
-  char why[512];
-} failing_rank_t;
+static const library_t* failing_library;
+static int64_t failing_call;
+static int is_reached;
 
-static void* rank_main(void* argument) {
-  failing_rank_t* r = argument;
-  rig_t rig;
-  sluice_comm_t* comm = NULL;
-  DEFAULTS(sluice_comm_config, config);
-  config.rank = r->rank, config.world_size = 2, config.timeout_ns = 60000000000u;
-  rig_use_machine(fakes_machine(), r->rank);
-  r->first = fakes_machine()->make_comm(r->rank, &config, &comm);
-  if (r->first == SLUICE_OK) r->first = rig_open(&rig, comm, r->config);
-  if (r->first != SLUICE_OK) abort();
-  if (rig_round(&rig, NULL) != SLUICE_OK) abort(); /* creates connections */
-  comm->timeout_ns = 1000000000u;                  /* reaching the timeout is a valid outcome of what follows */
+typedef struct outcome_s {
+  sluice_status_t first, again;
+  char why[512];
+} outcome_t;
+static outcome_t outcomes[2];
+
+static void round_with_a_failing_call(rank_t* r, rig_t* rig) {
+  outcome_t* me = &outcomes[r->rank];
+  if (rig_round(rig, NULL) != SLUICE_OK) abort(); /* creates connections */
+  rig->comm->timeout_ns = 1000000000u;            /* reaching the timeout is a valid outcome of what follows */
   pthread_barrier_wait(r->barrier);
   if (r->rank == 0) fakes_be_patient(100);
-  if (r->rank == 0 && r->library != NULL) r->library->fail_call(r->nth, r->library->code);
+  if (r->rank == 0) failing_library->fail_call(failing_call, failing_library->code);
   pthread_barrier_wait(r->barrier);
-  r->first = rig_round(&rig, &r->digest);
-  if (r->first != SLUICE_OK) snprintf(r->why, sizeof r->why, "%s", last_message());
+  me->first = rig_round(rig, NULL);
+  if (me->first != SLUICE_OK) snprintf(me->why, sizeof me->why, "%s", last_message());
   pthread_barrier_wait(r->barrier);
-  if (r->rank == 0 && r->library != NULL) {
-    r->failed = r->library->failed();
-    r->library->fail_call(-1, 0);
+  if (r->rank == 0) {
+    is_reached = failing_library->failed();
+    failing_library->fail_call(-1, 0);
   }
   pthread_barrier_wait(r->barrier);
-  r->again = rig_round(&rig, NULL);
+  me->again = rig_round(rig, NULL);
   pthread_barrier_wait(r->barrier);
-  if (r->again != SLUICE_OK) sluice_comm_abort(comm); /* the rest of an unusable group */
-  pthread_barrier_wait(r->barrier);
-  rig_close(&rig);
-  sluice_comm_destroy(comm);
-  return NULL;
-}
-
-/* Returns whether the failing call was reached. */
-static int run_two(const library_t* library, int64_t nth, const sluice_moe_config_t* config, failing_rank_t* ranks) {
-  pthread_t threads[2];
-  pthread_barrier_t barrier;
-  char live[200];
-  fakes_open(2, 1);
-  pthread_barrier_init(&barrier, NULL, 2);
-  for (int32_t r = 0; r < 2; ++r) {
-    ranks[r] = (failing_rank_t){.rank = r, .config = config, .barrier = &barrier, .library = library, .nth = nth};
-    pthread_create(&threads[r], NULL, rank_main, &ranks[r]);
-  }
-  for (int r = 0; r < 2; ++r) pthread_join(threads[r], NULL);
-  pthread_barrier_destroy(&barrier);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("%lld left: %s", (long long)nth, live);
-  return ranks[0].failed;
+  if (me->again != SLUICE_OK) sluice_comm_abort(rig->comm); /* the rest of an unusable group */
 }
 
 /* One call of two ranks fails. Either both continue (a release failed), or a rank reports the cause; then the group
  * stays usable, or every rank is told that it is not. No rank hangs, and nothing is leaked. */
 static void nth_call_of_two_ranks(const library_t* library, int64_t step, const sluice_moe_config_t* config) {
-  failing_rank_t ranks[2];
+  rank_t ranks[2];
   int64_t told = 0, usable = 0, runs = 0;
-  for (int64_t nth = 0; nth < MOST_CALLS; nth += step, ++runs) {
-    int failed = run_two(library, nth, config, ranks);
-    if (!failed) break;
-    int any = ranks[0].first != SLUICE_OK || ranks[1].first != SLUICE_OK;
-    int both = ranks[0].again == SLUICE_OK && ranks[1].again == SLUICE_OK;
+  failing_library = library;
+  for (failing_call = 0; failing_call < MOST_CALLS; failing_call += step, ++runs) {
+    run_failing_ranks(2, config, round_with_a_failing_call, ranks);
+    if (!is_reached) break;
     for (int r = 0; r < 2; ++r) {
-      if (ranks[r].first != SLUICE_OK) assert_true(strlen(ranks[r].why) > 10);
-      assert_int_not_equal(ranks[r].first, SLUICE_E_INTERNAL);
+      if (outcomes[r].first != SLUICE_OK) assert_true(strlen(outcomes[r].why) > 10);
+      assert_int_not_equal(outcomes[r].first, SLUICE_E_INTERNAL);
     }
-    told += any;
-    usable += both;
+    told += outcomes[0].first != SLUICE_OK || outcomes[1].first != SLUICE_OK;
+    usable += outcomes[0].again == SLUICE_OK && outcomes[1].again == SLUICE_OK;
   }
   assert_true(told > 0);
   printf("%s, two ranks: %lld runs, %lld failures reported, %lld groups usable afterwards\n", library->name,

@@ -33,6 +33,9 @@ typedef struct rank_s {
 /* Runs body on each rank with a rig of config. The test fails if a rank's status is an error, on any leak, and on any
  * hazard. */
 void run_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*), rank_t* ranks);
+/* The same for ranks of which calls fail: hazards are no failure. */
+void run_failing_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
+                       rank_t* ranks);
 /* The same for ranks that share a device and a local group. */
 void run_local_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
                      rank_t* ranks);

@@ -31,6 +31,8 @@ struct world_s {
   int32_t devices; /* 1: all ranks share one device; otherwise each rank has its own */
   uint64_t timeout_ns;
   void (*run)(rank_t* me);
+  void (*check)(const world_t* world); /* after a run without errors; may be NULL */
+  int64_t failing_call;                /* of the driver, from 1; 0: none */
   sluice_local_group_t* group;
   pthread_barrier_t barrier;
   rank_t ranks[MAX_RANKS];
@@ -63,10 +65,14 @@ static void* rank_main(void* argument) {
   return NULL;
 }
 
-/* Returns the number of hazards. Fails the test on a leak. */
-static int64_t run_world(world_t* world) {
+/* Returns the number of ranks with an error. Fails the test on a leak, and on a hazard of a run that is to be checked
+ * or in which a rank has an error. */
+static int run_world(world_t* world) {
   char live[200], hazard[200];
   pthread_t threads[MAX_RANKS];
+  int failed = 0;
+  sluice_fake_cuda_reset();
+  sluice_fake_cuda_fail_call(world->failing_call - 1, FAILS);
   if (world->timeout_ns == 0) world->timeout_ns = 300000 * MS;
   assert_int_equal(sluice_local_group_create(world->world_size, &world->group), SLUICE_OK);
   pthread_barrier_init(&world->barrier, NULL, (unsigned)world->world_size);
@@ -81,21 +87,21 @@ static int64_t run_world(world_t* world) {
   for (int32_t r = 0; r < world->world_size; ++r) pthread_create(&threads[r], NULL, rank_main, &world->ranks[r]);
   for (int32_t r = 0; r < world->world_size; ++r) pthread_join(threads[r], NULL);
   for (int32_t r = 0; r < world->world_size; ++r) assert_true(sluice_fake_cuda_idle(world->ranks[r].stream));
+  for (int32_t r = 0; r < world->world_size; ++r) failed += world->ranks[r].status != SLUICE_OK;
   int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
-  for (int32_t r = 0; r < world->world_size; ++r) sluice_fake_cuda_close_stream(world->ranks[r].stream);
-  sluice_local_group_destroy(world->group);
-  pthread_barrier_destroy(&world->barrier);
-  int64_t left = sluice_fake_cuda_live(live, sizeof live);
-  if (left != 0) fail_msg("left: %s", live);
-  return hazards;
-}
-
-static void give_memory(world_t* world) {
+  if (hazards != 0 && (failed > 0 || world->check != NULL)) fail_msg("%lld hazards: %s", (long long)hazards, hazard);
+  if (failed == 0 && world->check != NULL) world->check(world);
   for (int32_t r = 0; r < world->world_size; ++r) {
+    sluice_fake_cuda_close_stream(world->ranks[r].stream);
     sluice_fake_cuda_give(world->ranks[r].send);
     sluice_fake_cuda_give(world->ranks[r].recv);
     sluice_fake_cuda_give(world->ranks[r].got);
   }
+  sluice_local_group_destroy(world->group);
+  pthread_barrier_destroy(&world->barrier);
+  int64_t left = sluice_fake_cuda_live(live, sizeof live);
+  if (left != 0) fail_msg("left: %s", live);
+  return failed;
 }
 
 /* ---- exchanges ------------------------------------------------------------------------------------------------- */
@@ -171,15 +177,8 @@ static void check_bytes(const world_t* world) {
 TEST(LocalCuda_ManyExchanges_ArriveIntactAndInOrder) {
   for (int32_t devices = 1; devices <= 2; ++devices) {
     for (int32_t w = 2; w <= MAX_RANKS; ++w) {
-      world_t world = {.world_size = w, .devices = devices, .run = all_rounds};
-      sluice_fake_cuda_reset();
-      int64_t hazards = run_world(&world);
-      for (int32_t r = 0; r < w; ++r) {
-        if (world.ranks[r].status != SLUICE_OK) fail_msg("rank %d: %s", r, world.ranks[r].message);
-      }
-      assert_int_equal(hazards, 0);
-      check_bytes(&world);
-      give_memory(&world);
+      world_t world = {.world_size = w, .devices = devices, .run = all_rounds, .check = check_bytes};
+      if (run_world(&world) != 0) fail_msg("%s", world.ranks[0].message);
     }
   }
 }
@@ -190,24 +189,16 @@ TEST(LocalCuda_NthCallFails_AllRanksReturn) {
   int was_reached = 1;
   int64_t nth = 0, refusals = 0;
   for (; was_reached; nth += 3) {
-    world_t world = {.world_size = 3, .devices = 1, .run = all_rounds};
-    sluice_fake_cuda_reset();
-    sluice_fake_cuda_fail_call(nth, FAILS);
-    int64_t hazards = run_world(&world);
+    world_t world = {.world_size = 3, .devices = 1, .run = all_rounds, .failing_call = nth + 1};
+    const int failed = run_world(&world);
     was_reached = sluice_fake_cuda_failed();
-    int failed = 0;
-    for (int32_t r = 0; r < 3; ++r) failed += world.ranks[r].status != SLUICE_OK;
-    if (hazards != 0 && failed > 0) fail_msg("call %lld: %lld hazards", (long long)nth, (long long)hazards);
-    if (failed > 0 && failed < 3) {
-      for (int32_t r = 0; r < 3; ++r) {
-        const rank_t* me = &world.ranks[r];
-        if (me->status != SLUICE_OK && me->status != SLUICE_E_PEER_LOST && me->status != SLUICE_E_EXTERNAL) {
-          fail_msg("call %lld, rank %d: %s", (long long)nth, r, me->message);
-        }
+    for (int32_t r = 0; r < 3 && failed < 3; ++r) {
+      const rank_t* me = &world.ranks[r];
+      if (me->status != SLUICE_OK && me->status != SLUICE_E_PEER_LOST && me->status != SLUICE_E_EXTERNAL) {
+        fail_msg("call %lld, rank %d: %s", (long long)nth, r, me->message);
       }
     }
     refusals += failed > 0;
-    give_memory(&world);
   }
   printf("%lld calls, of which %lld ended the group\n", (long long)(nth / 3), (long long)refusals);
   assert_true(nth > 100 && refusals > 10);
@@ -222,8 +213,7 @@ static void rank_one_is_silent(rank_t* me) {
 
 TEST(LocalCuda_SilentRank_TimesOutNamingIt) {
   world_t world = {.world_size = 3, .devices = 1, .run = rank_one_is_silent, .timeout_ns = 1000 * MS};
-  sluice_fake_cuda_reset();
-  assert_int_equal(run_world(&world), 0);
+  (void)run_world(&world);
   int timed_out = 0;
   for (int32_t r = 0; r < 3; r += 2) {
     const rank_t* me = &world.ranks[r];
@@ -232,7 +222,6 @@ TEST(LocalCuda_SilentRank_TimesOutNamingIt) {
     if (me->peer != 1) fail_msg("rank %d blames %d: %s", r, me->peer, me->message);
   }
   assert_true(timed_out > 0);
-  give_memory(&world);
 }
 
 static void rank_one_aborts(rank_t* me) {
@@ -243,12 +232,10 @@ static void rank_one_aborts(rank_t* me) {
 
 TEST(LocalCuda_AbortedPeer_IsPeerLostNamingIt) {
   world_t world = {.world_size = 2, .devices = 1, .run = rank_one_aborts};
-  sluice_fake_cuda_reset();
   (void)run_world(&world);
   assert_int_equal(world.ranks[0].status, SLUICE_E_PEER_LOST);
   assert_int_equal(world.ranks[0].peer, 1);
   assert_int_equal(world.ranks[1].status, SLUICE_E_ABORTED);
-  give_memory(&world);
 }
 
 static void sizes_differ(rank_t* me) {
@@ -272,7 +259,6 @@ static void kinds_differ(rank_t* me) {
 }
 static void check_internal(void (*run)(rank_t* me), const char* text) {
   world_t world = {.world_size = 2, .devices = 1, .run = run};
-  sluice_fake_cuda_reset();
   (void)run_world(&world);
   int found = 0;
   for (int32_t r = 0; r < 2; ++r) {
@@ -282,7 +268,6 @@ static void check_internal(void (*run)(rank_t* me), const char* text) {
     found += is_internal;
   }
   assert_true(found > 0);
-  give_memory(&world);
 }
 TEST(LocalCuda_RanksThatDisagree_AreInternalNamingThem) {
   check_internal(sizes_differ, "the ranks disagree on their counts");
@@ -306,7 +291,6 @@ static void capturing(rank_t* me) {
 }
 static void run_two(void (*run)(rank_t* me), sluice_status_t wanted, const char* text) {
   world_t world = {.world_size = 2, .devices = 1, .run = run};
-  sluice_fake_cuda_reset();
   (void)run_world(&world);
   for (int32_t r = 0; r < 2; ++r) {
     const rank_t* me = &world.ranks[r];
@@ -314,7 +298,6 @@ static void run_two(void (*run)(rank_t* me), sluice_status_t wanted, const char*
       fail_msg("rank %d: %d %s", r, me->status, me->message);
     }
   }
-  give_memory(&world);
 }
 TEST(LocalCuda_NoDeviceOtherDeviceOrCapture_IsRefused) {
   run_two(refusals, SLUICE_OK, "");

@@ -119,7 +119,6 @@ TEST(PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks) {
   REFUSED(sluice_pinned_pool_take(pool, 6000, 0, stream, &b), SLUICE_E_OVER_BUDGET, "6016");
   assert_says("10000");
   assert_int_equal(sluice_pinned_pool_take(pool, 3000, 0, stream, &b), SLUICE_OK);
-  assert_int_equal(sluice_pinned_pool_bytes(pool), 6016 + 3008);
   assert_int_equal(sluice_pinned_pool_give(pool, &a, stream), SLUICE_OK);
   assert_int_equal(sluice_pinned_pool_take(pool, 5000, 0, stream, &c), SLUICE_OK); /* a, again */
   assert_ptr_equal(c.data, a.data);
@@ -213,7 +212,6 @@ TEST(PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers) {
     assert_int_equal(numa_told, !bound); /* once for both blocks */
     if (!exists) assert_false(bound);
     if (bound && node >= 0) assert_int_equal(node, 0);
-    assert_int_equal(sluice_pinned_pool_bytes(pool), 5056 + 300032);
     assert_int_equal(sluice_pinned_pool_give(pool, &a, NULL), SLUICE_OK);
     assert_int_equal(sluice_pinned_pool_give(pool, &b, NULL), SLUICE_OK);
     sluice_pinned_pool_destroy(pool);

@@ -21,7 +21,6 @@
 typedef struct sluice_cuda_stats_s {
   uint64_t num_host_waits; /* sluice_cuda_read: 1 per forward in exact mode, 0 in graph mode */
   uint64_t num_launches;
-  uint64_t bytes_read; /* by sluice_cuda_read */
 } sluice_cuda_stats_t;
 
 /* The compiled kernels, all architectures in one image; empty (bytes 0) in a build without nvcc. */

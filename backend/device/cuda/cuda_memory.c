@@ -97,8 +97,6 @@ sluice_status_t sluice_device_pool_create(sluice_device_t* device, sluice_alloca
   return SLUICE_OK;
 }
 
-uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool) { return pool->held; }
-
 static void free_block(sluice_pinned_pool_t* pool, pinned_t* block) {
   (void)pool->driver->cuEventDestroy_v2(block->done);
   if (pool->memory != NULL) {

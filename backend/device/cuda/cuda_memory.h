@@ -46,8 +46,7 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
                                         sluice_stream_t stream);
 /* The same for the block at address `data`. */
 sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream);
-uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
-/* Returns how many of those bytes are in idle blocks. */
+/* Returns how many bytes are in idle blocks. */
 uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool);
 /* Blocks beyond the new limit are freed once they are idle and another block is taken. */
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes);

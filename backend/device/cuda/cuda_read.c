@@ -16,7 +16,6 @@ static sluice_status_t read_inside(cuda_device_t* device, sluice_stream_t stream
          "copy of %llu bytes to the host", (unsigned long long)bytes);
   CU_TRY(device, cuEventRecord(device->read_done, stream), "the copy's end cannot be recorded");
   ++device->stats.num_host_waits;
-  device->stats.bytes_read += bytes;
   CU_TRY(device, cuEventSynchronize(device->read_done), "wait for %llu bytes from the device",
          (unsigned long long)bytes);
   return SLUICE_OK;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A callback or an op of the device fails on one rank: the other ranks get an error that names this rank. */
 
-#include "backend/device/fake/fake_device.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"
@@ -48,6 +47,70 @@ TEST(Ranks_CallbackFails_OthersLearnAtTheNextHeader) {
 
 /* ---- a device fails ---- */
 
+enum { BEGIN, SUBMIT, JOB, MOST_OPS = 100 };
+
+/* A device that wraps another one. One begin or submit fails, or one job instead of running. */
+typedef struct faulty_device_s {
+  sluice_device_t base;
+  sluice_device_t* inner;
+  int32_t on;
+  uint64_t nth; /* counted over all begins, or over all submits; UINT64_MAX: none fails */
+  uint64_t num_begins, num_submits;
+  int32_t is_exchange[MOST_OPS]; /* of the first submits */
+  sluice_job_fn_t fn;            /* of the running pass */
+  void* user;
+  _Atomic int32_t failing_job;
+} faulty_device_t;
+
+static sluice_status_t fails(const faulty_device_t* device, int32_t on, uint64_t number) {
+  if (device->on != on || device->nth != number) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "device: %llu failed on command", (unsigned long long)number);
+}
+
+static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream) {
+  faulty_device_t* device = user;
+  return index == device->failing_job ? fails(device, JOB, device->nth) : device->fn(device->user, index, stream);
+}
+
+static sluice_status_t faulty_begin(sluice_device_t* base, int32_t num_events, sluice_job_fn_t fn, void* user,
+                                    sluice_stream_t stream) {
+  faulty_device_t* device = (faulty_device_t*)base;
+  SLUICE_TRY(fails(device, BEGIN, device->num_begins++));
+  device->fn = fn, device->user = user, device->failing_job = -1;
+  return device->inner->vtable->begin(device->inner, num_events, run_job, device, stream);
+}
+
+static sluice_status_t faulty_submit(sluice_device_t* base, const sluice_job_t* job) {
+  faulty_device_t* device = (faulty_device_t*)base;
+  const uint64_t number = device->num_submits++;
+  if (number < MOST_OPS) device->is_exchange[number] = job->run_on_failure;
+  SLUICE_TRY(fails(device, SUBMIT, number));
+  if (device->on == JOB && device->nth == number) device->failing_job = job->index;
+  return device->inner->vtable->submit(device->inner, job);
+}
+
+static sluice_status_t faulty_join(sluice_device_t* base) {
+  sluice_device_t* inner = ((faulty_device_t*)base)->inner;
+  return inner->vtable->join(inner);
+}
+
+static void faulty_destroy(sluice_device_t* base) {
+  sluice_device_t* inner = ((faulty_device_t*)base)->inner;
+  inner->vtable->destroy(inner);
+  free(base);
+}
+
+static faulty_device_t* wrap(sluice_device_t* inner) {
+  static const sluice_device_vtable_t vtable = {
+      .destroy = faulty_destroy, .begin = faulty_begin, .submit = faulty_submit, .join = faulty_join};
+  faulty_device_t* device = calloc(1, sizeof *device);
+  assert_non_null(device);
+  device->base =
+      (sluice_device_t){.vtable = &vtable, .kernels = inner->kernels, .allocator = inner->allocator, .name = "faulty"};
+  device->inner = inner, device->nth = UINT64_MAX;
+  return device;
+}
+
 typedef struct device_scene_s {
   int32_t on;
   uint64_t nth;   /* index of the op (or pass) in one training step */
@@ -58,26 +121,22 @@ static void device_run(part_t* me) {
   device_scene_t* scene = (device_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open(&me->rig, me->comm, &config));
-  sluice_device_t* fake = NULL;
-  WORKS(sluice_fake_device_create(me->rig.context->device, &fake));
-  me->rig.context->device = fake;
+  faulty_device_t* device = wrap(me->rig.context->device);
+  me->rig.context->device = &device->base;
   uint64_t digest = good_round(me, __LINE__);
-  const sluice_fake_submit_t* submits = NULL;
-  uint64_t per_step = sluice_fake_device_submits(fake, &submits);
-  uint64_t limit = scene->on == SLUICE_FAKE_DEVICE_BEGIN ? 2 : per_step;
+  uint64_t limit = scene->on == BEGIN ? 2 : device->num_submits;
   /* Failing exchanges are tested with communicators. */
-  int is_exchange = scene->on == SLUICE_FAKE_DEVICE_JOB && scene->nth < limit && submits[scene->nth].run_on_failure;
+  int is_exchange = scene->on == JOB && scene->nth < limit && device->is_exchange[scene->nth];
   if (me->rank == 0) scene->beyond = scene->nth >= limit;
   if (scene->nth >= limit || is_exchange) return;
-  sluice_fake_device_fault_t fault = {.on = scene->on, .nth = limit + scene->nth, .status = SLUICE_E_NO_MEMORY};
-  if (me->rank == 1) sluice_fake_device_inject(fake, &fault);
+  if (me->rank == 1) device->on = scene->on, device->nth = limit + scene->nth;
 
   rig_reset(&me->rig);
   sluice_status_t status = whole_step(me);
   if (me->rank == 1) STATUS(status, SLUICE_E_NO_MEMORY, "failed on command");
   sluice_step_t* step = NULL;
   if (me->rank == 1 || status == SLUICE_OK) status = rig_forward(&me->rig, &step);
-  if (scene->on == SLUICE_FAKE_DEVICE_JOB) { /* the exchanges ran: nothing is lost */
+  if (scene->on == JOB) { /* the exchanges ran: nothing is lost */
     STATUS(status, me->rank == 1 ? SLUICE_E_NO_MEMORY : SLUICE_E_PEER_REFUSED, "failed on command");
     if (me->rank != 1) EXPECT(last_error()->peer == 1);
     EXPECT(good_round(me, __LINE__) == digest);
@@ -90,14 +149,14 @@ static void device_run(part_t* me) {
 }
 
 TEST(Ranks_NthOpOfADeviceFails_OthersAreTold) {
-  for (int32_t on = SLUICE_FAKE_DEVICE_BEGIN; on <= SLUICE_FAKE_DEVICE_JOB; ++on) {
+  for (int32_t on = BEGIN; on <= JOB; ++on) {
     for (int32_t w = 2; w <= 3; ++w) {
       device_scene_t scene = {.on = on};
-      for (; !scene.beyond && scene.nth < 100; ++scene.nth) {
+      for (; !scene.beyond && scene.nth < MOST_OPS; ++scene.nth) {
         play_t play = {.run = device_run, .scene = &scene, .world_size = w};
         perform(&play);
       }
-      assert_in_range(scene.nth, on == SLUICE_FAKE_DEVICE_BEGIN ? 3 : 20, 99);
+      assert_in_range(scene.nth, on == BEGIN ? 3 : 20, 99);
     }
   }
 }

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks.measuring import pages
+from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import Bench, Option
 
 HERE = Path(__file__).resolve().parent
@@ -103,10 +103,17 @@ def run(bench: Bench) -> list[str]:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    def cells(row: dict[str, Any]) -> list[str]:
-        shape = [str(row[name]) for name in ("ranks", *"TMHEK")]
-        times = [f"{1e3 * row[name]:.1f}" for name in ("measured_s", "modelled_s")]
-        return [row["host"], *shape, *times, pages.bold(f"{100 * row['error']:+.1f} %", abs(row["error"]) > 0.15)]
-
-    heads = ["stock", "ranks", *"TMHEK", "measured, ms", "modelled, ms", "error"]
-    return {"errors": pages.run_tables(runs, heads, cells)}
+    """For each host and number of ranks the errors over all shapes."""
+    told = []
+    for run in runs:
+        rows = records.rows_of(run)
+        lines = []
+        for host, ranks in dict.fromkeys((row["host"], row["ranks"]) for row in rows):
+            errors = [100 * row["error"] for row in rows if (row["host"], row["ranks"]) == (host, ranks)]
+            worst = max(errors, key=abs)
+            middle = statistics.median(map(abs, errors))
+            told_worst = pages.bold(f"{worst:+.1f} %", abs(worst) > 15)
+            lines.append([host, ranks, len(errors), f"{middle:.1f} %", told_worst])
+        heads = ["stock", "ranks", "shapes", "median error", "largest error"]
+        told += [pages.said(run), pages.table(heads, lines)]
+    return {"errors": "\n\n".join(told)}

@@ -208,57 +208,41 @@ def table() -> list[Row]:
         for name, choose in (("pb", papers_choices.pb), ("pm", papers_choices.pm))
     }
     strategies_published = "8 GPUs: S1, S2 before S3, S4; 32 and 64: S4 before S2"
-    overlap = "DIFFERS: overlap alone cannot pass 2 x, the rest is kernels; f32 at 87 % of its peak overstates it"
     return [
         Row("without reuse over unsplit, both with Tensor Cores", "MPipeMoE Fig. 8", "above 1 but for GPT-S at 4k",
-            each(adira, lambda c: speedups(c, unsplit)), "agrees: most where communication and computation are equal"),
+            each(adira, lambda c: speedups(c, unsplit))),
         Row("without reuse over unsplit (FastMoE), that without Tensor Cores", "MPipeMoE Fig. 8", "to 3.7",
-            each(adira, lambda c: speedups(c, unsplit_slow)), overlap),
+            each(adira, lambda c: speedups(c, unsplit_slow))),
         Row("n and S chosen over split by destination, both with Tensor Cores", "MPMoE Fig. 10", "1.66 (to 2.32)",
-            each(adira, lambda c: speedups(c, destination, best_reuse)),
-            "DIFFERS: less; FasterMoE's shadowing and its kernels are not simulated"),
+            each(adira, lambda c: speedups(c, destination, best_reuse))),
         Row("without reuse over split by destination, that without Tensor Cores", "MPipeMoE Fig. 8", "2.26 (to 3.4)",
-            each(adira, lambda c: speedups(c, destination_slow)), overlap),
+            each(adira, lambda c: speedups(c, destination_slow))),
         Row("adaptive over fixed n = 4", "MPipeMoE Fig. 11", "faster",
-            each(adira, lambda c: speedups(c, fixed(4))), "agrees"),
-        Row("GPT-S at 4k: best pipelined n over n = 1", "MPipeMoE V-C", "no gain", each(adira, small_batch),
-            "agrees, for the paper's reason: launches (op_seconds)"),
-        Row("best n of GPT-XL by B", "MPipeMoE Fig. 12", "<8k:2 8k-22k:4 >22k:8", each(adira, best_chunks),
-            "n grows with B and turns from 2 to 4 at 8k with a port for each GPU; DIFFERS beyond 22k, where 4 stays "
-            "best (start-up and launch times are assumed)"),
-        Row("memory at n = 2", "MPMoE Fig. 11", "-23 %", {"eq. 6": memory(2), "plan": footprint(2)},
-            "DIFFERS: eq. 6 is a bound, of which the papers reach 95 %; the B that they average over are not said"),
-        Row("memory at n = 4", "MPMoE Fig. 11", "-34 %", {"eq. 6": memory(4), "plan": footprint(4)}, "as above"),
-        Row("memory at n = 8", "MPMoE Fig. 11", "-38 %", {"eq. 6": memory(8), "plan": footprint(8)}, "as above"),
+            each(adira, lambda c: speedups(c, fixed(4)))),
+        Row("GPT-S at 4k: best pipelined n over n = 1", "MPipeMoE V-C", "no gain", each(adira, small_batch)),
+        Row("best n of GPT-XL by B", "MPipeMoE Fig. 12", "<8k:2 8k-22k:4 >22k:8", each(adira, best_chunks)),
+        *(
+            Row(f"memory at n = {n}", "MPMoE Fig. 11", published, {"eq. 6": memory(n), "plan": footprint(n)})
+            for n, published in ((2, "-23 %"), (4, "-34 %"), (8, "-38 %"))
+        ),
         *(
             Row(f"saved of eq. 5's bound at n = {n}, the least of all models and batches", "MPipeMoE Fig. 10",
-                "about 95 %", {"plan": of_bound(n)},
-                "agrees, and more: against the paper's own 2 (2 B M + B H); rows on their way are counted in")
+                "about 95 %", {"plan": of_bound(n)})
             for n in (2, 4, 8)
         ),
         Row("order of S1 to S4, GPT-XL at 16k", "MPipeMoE Fig. 13", strategies_published,
-            each(adira, lambda c: strategies(c.planner)),
-            "agrees: S4 before S2; DIFFERS at 8 GPUs: at a Tensor Core's rate T_M is computed again (2.5 ms) "
-            "before it is copied (11 ms), so offloading cannot win"),
+            each(adira, lambda c: strategies(c.planner))),
         Row("order of S1 to S4, GEMMs at 60 TFLOP/s", "MPipeMoE Fig. 13", strategies_published,
-            each(adira, lambda c: strategies(c.slow_gemms)),
-            "the one fitted number: 60 of the 312 TFLOP/s (45 to 90 do) turn the order as published with a port for "
-            "each server; with a port for each GPU copies stay cheaper at 64 too"),
+            each(adira, lambda c: strategies(c.slow_gemms))),
         Row("bytes of n and S chosen over FastMoE's", "MPipeMoE Fig. 9", "-23 % (to -40 %)",
-            each(adira, beside_fastmoe),
-            "DIFFERS: n is chosen for time here, and 2 is often the fastest; FastMoE by eq. 1 to 3"),
+            each(adira, beside_fastmoe)),
         Row("throughput of 8 servers over one, n and S chosen", "MPMoE Fig. 17", "5.76 x (72 %)",
-            each(adira, lambda c: scaling(c, adaptive)),
-            "agrees with a port for each GPU; with a port for each server nothing could scale so well"),
+            each(adira, lambda c: scaling(c, adaptive))),
         Row("throughput of 8 servers over one, by destination", "MPMoE Fig. 17", "5.4 x",
-            each(adira, lambda c: scaling(c, destination)),
-            "DIFFERS: above ours, because one server, split into eight pieces as well, is slowed down too"),
-        Row("max(comm, comp) of n = 6 over the best of S1 to S4", "MPMoE Fig. 16", "70 %", each(valor, of_ideal),
-            "DIFFERS: here communication is nearly the whole step (1.2 GB/s a GPU) and hides everything else; their "
-            "computation takes longer (next line), and launches, gating and a noisy network come on top"),
+            each(adira, lambda c: scaling(c, destination))),
+        Row("max(comm, comp) of n = 6 over the best of S1 to S4", "MPMoE Fig. 16", "70 %", each(valor, of_ideal)),
         Row("Tensor Cores: computation, unsplit step", "MPMoE Fig. 16",
-            "BERT-L -58 %, step -26 %; GPT-XL -44 %, step -23 %", each(valor, tensor_cores),
-            "DIFFERS: the papers' GEMMs reach far less of the peak than the profile's 65 %"),
+            "BERT-L -58 %, step -26 %; GPT-XL -44 %, step -23 %", each(valor, tensor_cores)),
         *papers_choices.rows(adira, valor, baselines),
         *papers_parts.rows(adira, valor, baselines, selectors, slots),
         *papers_myelin.rows(),
@@ -278,6 +262,4 @@ def run(bench: Bench) -> list[str]:
         bench.line(f"{row.what} [{row.source}]\n    published   {row.published}")
         for name, value in row.simulated.items():
             bench.line(f"    {name:<15} {value}")
-        if row.note:
-            bench.line(f"    ({row.note})")
     return []

@@ -138,29 +138,22 @@ def rows(adira: dict[str, Cluster], valor: dict[str, Cluster], baselines: dict[s
         return lambda c: f"pb {speedups(c, pb, baselines[name])}, pm {speedups(c, pm, baselines[name])}"
 
     return [
-        Row("pm over pb, time", "MPMoE Fig. 10", "1.07 (1.66 over 1.55)", each(adira, pm_over_pb),
-            "agrees: the model is worse than trials, though nothing fluctuates in virtual time"),
+        Row("pm over pb, time", "MPMoE Fig. 10", "1.07 (1.66 over 1.55)", each(adira, pm_over_pb)),
         Row("pb and pm over split by destination", "MPMoE Fig. 10", "pb 1.66, pm 1.55 (to 2.32)",
-            each(adira, over("by destination")),
-            "DIFFERS: less; FasterMoE's shadowing and its kernels are not simulated"),
+            each(adira, over("by destination"))),
         Row("pb and pm over unsplit, that without Tensor Cores", "MPMoE Fig. 10", "pb 2.34, pm 2.20",
-            each(adira, over("unsplit in f32")),
-            "DIFFERS: overlap alone cannot pass 2 x, the rest is kernels; f32 at 87 % of its peak overstates it"),
+            each(adira, over("unsplit in f32"))),
         Row("pb and pm over unsplit, both with Tensor Cores", "MPMoE Fig. 10", "not published",
-            each(adira, over("unsplit")), "what of the line above is not kernels"),
+            each(adira, over("unsplit"))),
         *(
             Row(f"regret: {name}", "MPMoE IV, MPipeMoE III-E", "not published",
-                each({**adira, **valor}, partial(regret, choose=choose)),
-                "over the pair that the schedule takes the least time for, same machine; mean (90th percentile; most)")
+                each({**adira, **valor}, partial(regret, choose=choose)))
             for name, choose in SELECTORS.items()
         ),
         Row("the adaptive bar, GPT-XL at 16k", "MPMoE Fig. 15, MPipeMoE Fig. 13", "as fast as the best strategy",
-            each(adira, adaptive_bar),
-            "reuse is slower than PMoE, as published; DIFFERS for both models with a port for each server: they see no "
-            "start-up of a lane, or no order of S and R"),
+            each(adira, adaptive_bar)),
         Row("best strategy of GPT-XL at 4k, 8k, 16k, 32k by GPUs", "MPMoE Fig. 15, MPipeMoE Fig. 13",
-            "hardly depends on B", each(adira, best_by_batch), "agrees"),
+            "hardly depends on B", each(adira, best_by_batch)),
         Row("throughput of 8 servers over one, pb and pm", "MPMoE Fig. 17", "pb 5.76, above pm",
-            each(adira, lambda c: f"pb {scaling(c, pb):.2f}, pm {scaling(c, pm):.2f}"),
-            "agrees with a port for each GPU; pb above pm in both"),
+            each(adira, lambda c: f"pb {scaling(c, pb):.2f}, pm {scaling(c, pm):.2f}")),
     ]  # fmt: skip

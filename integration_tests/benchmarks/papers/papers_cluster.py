@@ -34,7 +34,6 @@ class Row:
     source: str
     published: str
     simulated: dict[str, str]
-    note: str
 
 
 class Prices:
@@ -57,21 +56,17 @@ class Cluster:
     def __init__(self, name: str) -> None:
         self.name = name
         self.data = machines.load(name).data
-        self.planner = self._planner(self.data)
+        self.planner = Prices(self.data)
         slow = copy.deepcopy(self.data)
         rate = F32_PEAK[name.partition("-")[0]] * F32_SHARE
         slow["gemm"]["f16"] = {"flops_per_second": rate, "half_rows": 32}
-        self.no_tensor_cores = self._planner(slow)
+        self.no_tensor_cores = Prices(slow)
         fitted = copy.deepcopy(self.data)
         fitted["gemm"]["f16"] = {"flops_per_second": FITTED_RATE, "half_rows": 64}
-        self.slow_gemms = self._planner(fitted)
+        self.slow_gemms = Prices(fitted)
         # One piece for each server; a piece has a message for each peer on that server.
-        self.by_destination = self._planner(self._p2p(self.data))
-        self.by_destination_no_tensor_cores = self._planner(self._p2p(slow))
-
-    @staticmethod
-    def _planner(data: dict[str, Any]) -> Prices:
-        return Prices(data)
+        self.by_destination = Prices(self._p2p(self.data))
+        self.by_destination_no_tensor_cores = Prices(self._p2p(slow))
 
     @staticmethod
     def _p2p(data: dict[str, Any]) -> dict[str, Any]:
@@ -87,11 +82,11 @@ class Cluster:
     @cached_property
     def sequential(self) -> Prices:
         """The cluster without interference: lanes do not slow each other down."""
-        return self._planner({**self.data, "share": []})
+        return Prices({**self.data, "share": []})
 
     @cached_property
     def sequential_by_destination(self) -> Prices:
-        return self._planner({**self._p2p(self.data), "share": []})
+        return Prices({**self._p2p(self.data), "share": []})
 
 
 def each(clusters: dict[str, Cluster], figure: Callable[[Cluster], str]) -> dict[str, str]:

@@ -203,37 +203,25 @@ def intervals() -> str:
 
 
 def rows() -> list[Row]:
-    def row(what: str, figure: str, published: str, simulated: str, note: str) -> Row:
-        return Row(what, f"Myelin {figure}", published, {"v100-8x6-edr": simulated}, note)
+    def row(what: str, figure: str, published: str, simulated: str) -> Row:
+        return Row(what, f"Myelin {figure}", published, {"v100-8x6-edr": simulated})
 
     return [
-        row("parameters of the models", "Table I", "12, 24, 50, 100 B", parameters(), "Agrees."),
-        row("G_inter x G_data of the best split", "Table II", "6x8, 12x8, 24x8, 48x8", grids(), "Agrees."),
-        row("micro-batch of the best split", "Table II", "8, 4, 4, 2", micro_batches(),
-            "Agrees. For 24 B micro-batches of 4 and 8 are as fast; 15.5 GB of a device are assumed to be usable."),
-        row("time with the published micro-batch over the best", "Table II", "1", second_best(), "Agrees."),
-        row("best split of 12 B, all states on the device", "V-B", "24x2, micro-batch 1", baseline(),
-            "Agrees in the grid. **Differs** in the micro-batch: a plan's activations take fewer bytes."),
-        row("pipeline of 12 B by G_inter, micro-batch 1", "Fig. 5", "24 over 6: 1.22", figure_5(),
-            "Agrees. Bubbles are a part of it; the head makes the last stage 0.7 layers longer."),
-        row("pipeline, 6x8 and 24x2", "Fig. 6", "34.05, 46.08 s", pipelines(),
-            "Agrees for 6x8. **Differs** for 24x2 by 9 %: messages take no time of a stage here."),
-        row("all-reduce, 6x8 and 24x2", "Fig. 6", "4.32, 0.62 s", sums(),
-            "Agrees for 24x2. **Differs** for 6x8: rings reach the full rate of the port here."),
-        row("step, 24x2 over 6x8", "Fig. 6", "1.13", whole(), "Agrees."),
-        row("all-reduce over the optimizer, 6x8", "Fig. 6", "2.5", over_optimizer(), "Agrees."),
-        row("all-reduce with the optimizer by k", "Fig. 8", "best at 2 and 4; 1 worse than no overlap", figure_8(),
-            "Agrees in the best k. **Differs** at k = 1: launches, which took most there, are not priced."),
-        row("states of a device at G_inter 6, without and with", "V-B", "40, 8.3 GB", states(),
-            "Agrees; the fullest stage has the embedding too."),
-        row("bytes of all devices, 24x2, without and with", "V-B", "520, 130 GB: 4.0 times", saved(),
-            "Agrees with. **Differs** without: f32 gradients and what the allocator leaves unused are not in a plan."),
-        row("share of the peak", "Fig. 10", "49.4 to 54.78 %", shares_of_peak(),
-            "Agrees within 4 points. DeepSpeed and Megatron-LM need tensor parallelism, which is not simulated."),
-        row("days of training", "Fig. 10", "not published as numbers", training_days(),
-            "Agrees as the shares of the peak do: the same times."),
-        row("throughput over linear scaling, 12 B", "Fig. 11", "near perfect", strong(),
-            "Agrees. Compared with DeepSpeed and Megatron-LM: not simulated."),
-        row("layers between checkpoints", "V-A", "the factor of N / G_inter nearest to sqrt(N)", intervals(),
-            "Agrees: the rule of `sluice simulate --stages --layers`."),
+        row("parameters of the models", "Table I", "12, 24, 50, 100 B", parameters()),
+        row("G_inter x G_data of the best split", "Table II", "6x8, 12x8, 24x8, 48x8", grids()),
+        row("micro-batch of the best split", "Table II", "8, 4, 4, 2", micro_batches()),
+        row("time with the published micro-batch over the best", "Table II", "1", second_best()),
+        row("best split of 12 B, all states on the device", "V-B", "24x2, micro-batch 1", baseline()),
+        row("pipeline of 12 B by G_inter, micro-batch 1", "Fig. 5", "24 over 6: 1.22", figure_5()),
+        row("pipeline, 6x8 and 24x2", "Fig. 6", "34.05, 46.08 s", pipelines()),
+        row("all-reduce, 6x8 and 24x2", "Fig. 6", "4.32, 0.62 s", sums()),
+        row("step, 24x2 over 6x8", "Fig. 6", "1.13", whole()),
+        row("all-reduce over the optimizer, 6x8", "Fig. 6", "2.5", over_optimizer()),
+        row("all-reduce with the optimizer by k", "Fig. 8", "best at 2 and 4; 1 worse than no overlap", figure_8()),
+        row("states of a device at G_inter 6, without and with", "V-B", "40, 8.3 GB", states()),
+        row("bytes of all devices, 24x2, without and with", "V-B", "520, 130 GB: 4.0 times", saved()),
+        row("share of the peak", "Fig. 10", "49.4 to 54.78 %", shares_of_peak()),
+        row("days of training", "Fig. 10", "not published as numbers", training_days()),
+        row("throughput over linear scaling, 12 B", "Fig. 11", "near perfect", strong()),
+        row("layers between checkpoints", "V-A", "the factor of N / G_inter nearest to sqrt(N)", intervals()),
     ]  # fmt: skip

@@ -132,7 +132,7 @@ def run(bench: Bench) -> list[str]:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """For each shape of a run a table with a row for each policy and a column for each n."""
+    """For each run a table with a row for each policy, and a column for each shape and n."""
 
     def cell(row: dict[str, Any] | None) -> str:
         if row is None:
@@ -144,10 +144,11 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
     told = []
     for run in runs:
         rows = records.rows_of(run)
-        told.append(pages.said(run))
-        for shape in dict.fromkeys(row["shape"] for row in rows):
-            among = {(row["policy"], row["n"]): row for row in rows if row["shape"] == shape}
-            sizes = sorted({n for _, n in among})
-            lines = ([p, *(cell(among.get((p, n))) for n in sizes)] for p in dict.fromkeys(p for p, _ in among))
-            told.append(pages.table([shape, *(f"n = {n}" for n in sizes)], lines))
+        found = {(row["policy"], row["shape"], row["n"]): row for row in rows}
+        shapes = dict.fromkeys(row["shape"] for row in rows)
+        columns = [(s, n) for s in shapes for n in sorted({row["n"] for row in rows if row["shape"] == s})]
+        lines = (
+            [p, *(cell(found.get((p, *c))) for c in columns)] for p in dict.fromkeys(row["policy"] for row in rows)
+        )
+        told += [pages.said(run), pages.table(["policy", *(f"{shape}, n = {n}" for shape, n in columns)], lines)]
     return {"policies": "\n\n".join(told)}

@@ -25,7 +25,6 @@ from integration_tests.benchmarks.scenarios.scenarios_priced import (
     Priced,
     best_over_list,
     geometric,
-    group_of,
     hypotheses,
     made_up,
     name_of,
@@ -56,25 +55,23 @@ SMOKE = {"most_tokens": 128, "pairs": 2, "screen": 1, "steps": 4, "calibrate_s":
 
 
 def simulate(drawn: list[Drawn], ranks: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A line for each scenario; for each group the list's pair, and adaptive's gain over each side."""
+    """A line for each scenario; for each kind the list's pair, and adaptive's gain over each side."""
     priced = [Priced(made_up(LINKS[one.link]), one, ranks) for one in drawn]
     fixed = best_over_list(priced)
     lines = []
     for one in priced:
         totals = one.totals()
-        if group_of(one.drawn) in fixed:
-            totals["list's pair"] = one.total(one.fixed(fixed[group_of(one.drawn)]))
+        if one.drawn.kind in fixed:
+            totals["list's pair"] = one.total(one.fixed(fixed[one.drawn.kind]))
         lines.append(
             {
                 **one.drawn.as_dict(),
                 "picks": {str(tokens): name_of(pair) for tokens, pair in one.adaptive.items()},
-                "best_fixed": name_of(one.best_fixed),
-                "adaptive_s": totals["adaptive"],
                 "over_adaptive": {name: took / totals["adaptive"] for name, took in totals.items()},
             }
         )
     held = {name: list(counts) for name, counts in hypotheses(priced).items()}
-    pairs = {group: name_of(pair) for group, pair in fixed.items()}
+    pairs = {kind: name_of(pair) for kind, pair in fixed.items()}
     return lines, {"pairs": pairs, "hypotheses": held, **gains(lines)}
 
 
@@ -96,7 +93,7 @@ def gains(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def show(line: dict[str, Any]) -> str:
     """A scenario in one line."""
-    picks = ", ".join(f"{tokens}: {pair}" for tokens, pair in line["picks"].items())
+    picks = ", ".join(f"{tokens}: {pair}" for tokens, pair in line.get("picks", {}).items())
     over = "  ".join(f"{name} {ratio:.3f}" for name, ratio in line["over_adaptive"].items() if name != "adaptive")
     return f"{line['name']:<16} {line['link']:>8} x{line['skew']:<2}  {picks}  (over adaptive: {over})"
 
@@ -105,11 +102,11 @@ def show(line: dict[str, Any]) -> str:
 
 
 def measure(bench: Bench, drawn: list[Drawn], link: str, fixed: dict[str, Any]) -> list[dict[str, Any]]:
-    """Measures the scenarios of one link in one process group. fixed: the list's pair, by group."""
+    """Measures the scenarios of one link in one process group. fixed: the list's pair, by kind."""
     options = bench.options
     of_list = {
-        group: [pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad]
-        for group, pair in fixed.items()
+        kind: [pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad]
+        for kind, pair in fixed.items()
     }
     plan = {
         "cases": [one.as_dict() for one in drawn],

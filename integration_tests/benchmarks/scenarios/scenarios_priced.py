@@ -228,23 +228,18 @@ def name_of(choice: Choice) -> str:
     return f"{choice.num_chunks} {choice.policy}"
 
 
-def group_of(drawn: Drawn) -> str:
-    """The group of a scenario. Each group has its own pair that is best over the list."""
-    return drawn.kind
-
-
 def best_over_list(priced: list[Priced]) -> dict[str, Choice]:
-    """For each group the pair that fits all its scenarios and is best over them."""
+    """For each kind the pair that fits all its scenarios and is best over them."""
     found = {}
-    for group in dict.fromkeys(group_of(one.drawn) for one in priced):
-        among = [one for one in priced if group_of(one.drawn) == group]
+    for kind in dict.fromkeys(one.drawn.kind for one in priced):
+        among = [one for one in priced if one.drawn.kind == kind]
         pairs = [pair for pair in among[0].pairs if all(pair in one.pairs for one in among)]
 
         def cost(pair: Choice, among: list[Priced] = among) -> float:
             return statistics.mean(math.log(one.total(one.fixed(pair)) / one.total(one.adaptive)) for one in among)
 
         if pairs:
-            found[group] = min(pairs, key=cost)
+            found[kind] = min(pairs, key=cost)
     return found
 
 

@@ -8,7 +8,6 @@ import statistics
 import tempfile
 from typing import Any
 
-from sluice import restore
 from sluice.adapters.torch import Context, ContextOptions
 from sluice.config import TunerOptions
 from sluice.errors import OverBudget
@@ -17,7 +16,7 @@ from sluice.planning.planner import Choice as Planned
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
-from integration_tests.benchmarks.scenarios.scenarios_priced import Pick, Priced, group_of, name_of
+from integration_tests.benchmarks.scenarios.scenarios_priced import Pick, Priced, name_of
 from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
 from integration_tests.benchmarks.tuner.tuner_rounds import ByDestination
 from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario
@@ -144,7 +143,7 @@ class Run:
         found = {"adaptive": steps}
         picks = {name: pick for name, pick in self.priced.selectors().items() if name != "adaptive"}
         picks["best fixed"] = self.priced.fixed(self.best_fixed())
-        fixed = self.plan["list"].get(group_of(self.drawn))
+        fixed = self.plan["list"].get(self.drawn.kind)
         if fixed is not None:
             picks["list's pair"] = self.priced.fixed(Planned(*fixed))
         for name, pick in picks.items():
@@ -177,9 +176,7 @@ class Run:
         found = {
             **self.drawn.as_dict(),
             "seconds": {name: {str(t): each for t, each in by_size.items()} for name, by_size in seconds.items()},
-            "picks": self._adaptive_picks(sides["adaptive"]),
             "pairs": {name: {str(t): name_of(one) for t, one in pick.items()} for name, pick in picks.items()},
-            "best_fixed": name_of(picks["best fixed"][self.drawn.tokens[0]]),
             "predicted_over_adaptive": {name: value / said["adaptive"] for name, value in said.items()},
             "budget": priced.budget,
             "settled_after": settled_after,
@@ -193,26 +190,6 @@ class Run:
         """Seconds of a step after a step of the same kind, as in training."""
         scenario.step(layer)
         return scenario.step(layer)
-
-    def _adaptive_picks(self, steps: Steps) -> dict[str, str]:
-        """The tuner's choice for each size; "on trial" if the tuner has not yet decided on a policy for that n."""
-        found = {}
-        for tokens, (scenario, layer) in steps.items():
-            scenario.step(layer)
-            n = layer.context.stats()["last_num_chunks"]
-            rows = tokens * self.drawn.K * self.drawn.rank_skew(self.rank.world_size)
-            every = [d for d in layer.context.decisions() if d["restore_input"] is not None]
-            said = [d for d in every if d["num_chunks"] == n]
-            if self.drawn.kind == "budget":  # n can differ from the plan's: chunks with too many rows are split
-                said = said or every
-            if said:  # under a budget a decision is for batches of up to its rows: take the one nearest to this size
-                one = min(reversed(said), key=lambda d: (d["rows"] < 0.95 * rows, abs(d["rows"] - rows)))
-                pair = one["restore_input"], one["restore_pre_activation"]
-                policy = restore.set_name(pair) or "+".join(pair)
-            else:
-                policy = "none" if self.drawn.kind == "kept" else "on trial"
-            found[str(tokens)] = f"{n} {policy}"
-        return found
 
 
 def main() -> None:

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Defines a call of the list: a layer, its inputs, and how the layer runs. The field names are independent of the ABI,
- * so that a list fits commits whose ABI has other names. A line of the list has `name=value` pairs; absent fields have
- * their defaults. README.md documents the fields. */
+ * so that a list fits commits whose ABI has other names. calls.py writes the list and the defaults; README.md documents
+ * the fields. */
 #pragma once
 
-#include <stddef.h>
 #include <stdint.h>
 
 enum { CALL_MAX_RANKS = 4, CALL_MAX_CHUNKS = 16, CALL_MAX_EXPERTS = 64, CALL_NAME = 48 };
 
-/* Words of the list, in the order of the names in call.c. */
+/* Words of the list, with the prefixes in calls.py. */
 enum { F32, BF16, F16, F64 };
 enum { IDENTITY, RELU, GELU, GELU_TANH, SILU, RELU2, SWIGLU };
 enum { GATE_NONE, GATE_HALVES, GATE_INTERLEAVED };
@@ -51,8 +50,5 @@ typedef struct call_s {
   int32_t owners, drop_every, hot, same_every, seed;
 } call_t;
 
-/* Returns 1, or 0 with the reason: an unknown field, a wrong value. The caller must leave out lines without a call,
- * which only have a comment. */
-int call_parse(const char* line, call_t* out, char* why, size_t why_bytes);
 wanted_t call_wanted(const call_t* call);
 int32_t call_owner(const call_t* call, int32_t expert);

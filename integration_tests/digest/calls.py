@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the calls of the digest: combinations of layers and ways to run them, and random families from a seed.
 
-A call is a dict of fields, which call.c names; a field that is absent has its default. Calls of one family have the
-same layer and inputs, so that their outputs and input gradients agree to the bit. `python3 calls.py` prints the
-list.
+A call is a dict of fields, the members of call_t in call.h; a field that is absent has its default. Calls of one family
+have the same layer and inputs, so that their outputs and input gradients agree to the bit. `python3 calls.py` prints
+the list, `python3 calls.py --c` the table that the program contains.
 """
 
 import random
+import sys
 
 SEED = 20261128
 NUM_DRAWN, CALLS_OF_A_FAMILY = 42, 10
@@ -253,5 +254,35 @@ def line(call):
     return " ".join(f"{name}={value}" for name, value in call.items())
 
 
+# ---- as C ----------------------------------------------------------------------------------------------------------
+
+DEFAULTS = fields(
+    "ranks=1 width=11 hidden=19 experts=12 topk=2 activation=gelu threads=1 chunks=1 input=keep middle=keep "
+    "percent=100 outstanding=1 steps=1 hot=-1 seed=1"
+)
+# Fields whose values are words: the prefix of their enumerators in call.h.
+WORDS = {"dtype": "", "activation": "", "gated": "GATE_", "device": "ON_", "gemm": "GEMM_", "comm": "COMM_"}
+WORDS |= {"cut": "CUT_", "wgrad": "WGRAD_", "plan": "PLAN_", "api": "API_", "owners": "OWNERS_"}
+
+
+def value_in_c(name, value):
+    if name in ("id", "family", "frozen"):
+        return f'"{value}"'
+    if name in ("input", "middle"):
+        return f"{{{value.count(',') + 1}, {{{value.upper()}}}}}"
+    if name == "tokens":
+        return f"{{{value}}}"
+    return WORDS[name] + ("NONE" if value == "no" else value.upper()) if name in WORDS else value
+
+
+def table():
+    """Returns the text of listed.h, which digest.c includes."""
+    lines = []
+    for call in calls().values():
+        members = (f".{name} = {value_in_c(name, value)}" for name, value in {**DEFAULTS, **call}.items())
+        lines.append(f"    {{{', '.join(members)}}},")
+    return "\n".join(["static const call_t listed[] = {", *lines, "};", ""])
+
+
 if __name__ == "__main__":
-    print("\n".join(map(line, calls().values())))
+    print(table() if "--c" in sys.argv else "\n".join(map(line, calls().values())))

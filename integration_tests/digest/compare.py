@@ -81,8 +81,8 @@ def leave(root, folder):
 
 
 def check_out(base, root, folder):
-    """Makes a worktree of the base with this tree's program. caller.c, which alone uses the ABI, and the BUILD file are
-    the base's own, if it has them."""
+    """Makes a worktree of the base with this tree's program and list. caller.c, which alone uses the ABI, and the BUILD
+    file are the base's own, if it has them."""
     leave(root, folder)
     done = subprocess.run(
         ["git", "worktree", "add", "--detach", folder, base], cwd=root, capture_output=True, text=True
@@ -92,9 +92,14 @@ def check_out(base, root, folder):
     theirs = pathlib.Path(folder) / FOLDER
     is_there = (theirs / "BUILD").exists()
     theirs.mkdir(parents=True, exist_ok=True)
-    for path in [*HERE.glob("*.[ch]"), HERE / "BUILD"]:
+    for path in theirs.glob("*.[ch]"):
+        if not (HERE / path.name).exists():
+            path.unlink()
+    for path in [*HERE.glob("*.[ch]"), HERE / "calls.py", HERE / "BUILD"]:
         if not (is_there and path.name in ("BUILD", "caller.c")):
             shutil.copy(path, theirs / path.name)
+    if "listed.h" not in (theirs / "BUILD").read_text():
+        (theirs / "listed.h").write_text(listed.table())
     settings = pathlib.Path(root) / ".bazelrc.user"  # of this machine, never committed
     if settings.exists():
         shutil.copy(settings, folder)
@@ -110,14 +115,12 @@ def _environment(fakes, folder):
 
 def run(program, fakes, calls, options, each_rank=False):
     """Runs the program and returns its lines."""
+    command = [str(program), *["--each-rank"] * each_rank, "--jobs", str(options.jobs), *calls]
     with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "calls.txt"
-        file.write_text("".join(f"{listed.line(call)}\n" for call in calls.values()))
-        command = [str(program), "--jobs", str(options.jobs), str(file)]
         environment = _environment(fakes, pathlib.Path(folder))
-        done = subprocess.run(command + ["--each-rank"] * each_rank, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):
-        raise Trouble(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        raise Trouble(f"{program} ended with {done.returncode}: {done.stderr.strip()}")
     return read_digests(done.stdout)
 
 

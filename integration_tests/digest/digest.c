@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs the calls of a list and prints a line for each: hashes of the exact bits of its outputs.
+/* Runs the listed calls, or those with the given ids, and prints a line for each: hashes of the exact bits of outputs.
  *
- *   digest [--each-rank] [--jobs N] LIST
+ *   digest [--each-rank] [--jobs N] [ID...]
  *
  * A call runs in its own process, with its ranks as threads; N processes at a time, lines in the order of the list.
  * --each-rank prints a line for each rank. Exit 0: all calls ran; 1: some were refused or ended otherwise, as their
- * lines say; 2: the list or the arguments are wrong. */
+ * lines say; 2: the arguments are wrong. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,8 +15,9 @@
 #include <unistd.h>
 
 #include "caller.h"
+#include "integration_tests/digest/listed.h" /* written by calls.py */
 
-enum { MAX_CALLS = 4096, MAX_LINE = 1100, ANSWER = 4096, MAX_JOBS = 64, SECONDS = 240 };
+enum { NUM_LISTED = sizeof listed / sizeof listed[0], ANSWER = 4096, SECONDS = 240 };
 
 void omp_set_num_threads(int threads); /* of libgomp: the library uses its caller's number of threads */
 
@@ -186,23 +187,15 @@ static void collect(int* running) {
   }
 }
 
-static void read_list(const char* path) {
-  char line[MAX_LINE], why[256];
-  FILE* file = fopen(path, "r");
-  if (file == NULL) {
-    fprintf(stderr, "digest: %s cannot be read: %s\n", path, strerror(errno));
-    exit(2);
+/* Makes a job of each listed call, or of those with the given ids. */
+static void choose(char** ids, int count) {
+  jobs = calloc(NUM_LISTED, sizeof *jobs);
+  if (jobs == NULL) abort();
+  for (int i = 0; i < NUM_LISTED; ++i) {
+    int is_chosen = count == 0;
+    for (int k = 0; k < count; ++k) is_chosen |= strcmp(ids[k], listed[i].id) == 0;
+    if (is_chosen) jobs[num_jobs++].call = listed[i];
   }
-  jobs = calloc(MAX_CALLS, sizeof *jobs);
-  for (int number = 1; jobs != NULL && fgets(line, sizeof line, file) != NULL; ++number) {
-    if (line[strspn(line, " \t\r\n")] == '\0') continue;
-    if (num_jobs == MAX_CALLS || !call_parse(line, &jobs[num_jobs].call, why, sizeof why)) {
-      fprintf(stderr, "digest: %s:%d: %s\n", path, number, num_jobs == MAX_CALLS ? "too many calls" : why);
-      exit(2);
-    }
-    ++num_jobs;
-  }
-  fclose(file);
 }
 
 static int run_all(int each_rank, int most) {
@@ -220,29 +213,19 @@ static int run_all(int each_rank, int most) {
   return failed;
 }
 
-static int usage(void) {
-  fprintf(stderr, "usage: digest [--each-rank] [--jobs N] LIST\n");
-  return 2;
-}
-
 int main(int argc, char** argv) {
-  int each_rank = 0, most = 1;
-  const char* list = NULL;
-  for (int i = 1; i < argc; ++i) {
-    if (strcmp(argv[i], "--each-rank") == 0) {
-      each_rank = 1;
-    } else if (strcmp(argv[i], "--jobs") == 0 && i + 1 < argc) {
-      most = atoi(argv[++i]);
-    } else if (argv[i][0] != '-' && list == NULL) {
-      list = argv[i];
-    } else {
-      return usage();
-    }
+  int each_rank = 0, most = 1, at = 1;
+  for (; at < argc && argv[at][0] == '-'; ++at) {
+    if (strcmp(argv[at], "--each-rank") == 0) each_rank = 1;
+    if (strcmp(argv[at], "--jobs") == 0 && at + 1 < argc) most = atoi(argv[++at]);
   }
-  if (list == NULL || most < 1 || most > MAX_JOBS) return usage();
+  if (most < 1) {
+    fprintf(stderr, "usage: digest [--each-rank] [--jobs N] [ID...]\n");
+    return 2;
+  }
   /* Settings that would change values are fixed: kernels that every processor has, and the gemm of the list. */
   setenv("SLUICE_NATIVE", "avx2", 1);
   unsetenv("SLUICE_GEMM"), unsetenv("SLUICE_CUBLAS"), unsetenv("SLUICE_POISON"), unsetenv("SLUICE_HUGE_PAGES");
-  read_list(list);
+  choose(argv + at, argc - at);
   return run_all(each_rank, most);
 }

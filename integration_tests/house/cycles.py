@@ -7,7 +7,7 @@ the units whose files it includes or imports. Units in a cycle cannot be underst
 
 import os
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import NamedTuple
 
 TOPS = ("backend", "capi", "adapters", "python_plugin", "integration_tests", "examples")
@@ -81,34 +81,15 @@ def _reached(start, neighbours):
     return reached
 
 
-def shortest_chain(edges, units):
-    """Returns the includes of a shortest cycle among `units`, in order."""
-    inside = defaultdict(dict)  # by unit and used unit: one include
-    for edge in sorted(edges):
-        source, target = unit(edge.source), unit(edge.target)
-        if source != target and source in units and target in units:
-            inside[source].setdefault(target, edge)
-    return min((_chain_back_to(start, inside) for start in units), key=len)
-
-
-def _chain_back_to(start, inside):
-    waiting = deque([(start, [])])
-    seen = set()
-    while waiting:
-        at, chain = waiting.popleft()
-        for target, edge in inside[at].items():
-            if target == start:
-                return [*chain, edge]
-            if target not in seen:
-                seen.add(target)
-                waiting.append((target, [*chain, edge]))
-    raise AssertionError(f"{start} is on no cycle")
-
-
 def violations(edges, what="units include"):
-    """Returns a message for each cycle."""
+    """Returns a message for each cycle, with a use of each unit by another one."""
     found = []
     for units in cycles(edges):
-        chain = "\n".join(f"    {edge}" for edge in shortest_chain(edges, units))
-        found.append(f"{len(units)} {what} each other in a cycle: {', '.join(units)}; the shortest:\n{chain}")
+        inside = {}
+        for edge in sorted(edges):
+            pair = unit(edge.source), unit(edge.target)
+            if pair[0] != pair[1] and set(pair) <= set(units):
+                inside.setdefault(pair, f"    {edge}")
+        chain = "\n".join(inside.values())
+        found.append(f"{len(units)} {what} each other in a cycle: {', '.join(units)}:\n{chain}")
     return found

@@ -113,7 +113,7 @@ def _plant(folder, files):
         path.write_text(text)
 
 
-def test_PlantedCycleOfIncludes_IsFoundWithItsShortestChain(tmp_path):
+def test_PlantedCycleOfIncludes_IsFoundWithItsIncludes(tmp_path):
     """A source alone makes the cycle: headers do not include each other, so the code compiles."""
     files = {
         "backend/a/a.h": "",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' experts blocks: Sluice and grouped_mm (and eager) in turns, with the roofline of the same run.
+"""transformers' experts blocks: Sluice and grouped_mm in turns, with the roofline of the same run.
 
 Each cell reports forward and backward seconds, speed-ups over neighbouring pairs, the peak memory of a backward above
 the resident size before it, and saved bytes. The roofline is the larger of two times measured between the rounds: plain
@@ -26,7 +26,7 @@ from integration_tests.benchmarks.experts import experts_decode
 from integration_tests.benchmarks.experts.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
 from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import Bench, Option
-from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.measuring.stats import misses, pair_ratios, quartiles
 
 PAGE = "benchmarks/experts.md"
 OPTIONS = {
@@ -37,10 +37,10 @@ OPTIONS = {
     "gradients": Option(["fresh", "kept"], choices=("fresh", "kept")),
     "rounds": Option(5),
     "copy_mb": Option(256, "of the copy that measures the bandwidth"),
-    "eager": Option(False, "also transformers' eager loop: slow"),
     "decode": Option(False, "calls without gradients, for a few tokens, instead"),
 }
 SMOKE = {"shapes": ["smoke"], "tokens": [64], "rounds": 2, "copy_mb": 8}
+SIDES = ("sluice", "grouped_mm")
 LEAST_OF_ROOFLINE = 0.75
 MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # growth of resident memory in a backward, in units of all gradients
 MOST_SAVED = 0.5  # saved bytes over those of grouped_mm
@@ -163,63 +163,49 @@ def run_cell(
     """Measures one shape, number of tokens, dtype and kind of gradients. The caller has set the number of threads."""
     keeps = gradients == "kept"
     module, rows, dense = make_module(shape, dtype), make_rows(shape, tokens, dtype), Dense(shape, tokens, dtype)
-    names = ["sluice", "grouped_mm", *(["eager"] if options.eager else [])]
     times: dict[str, dict[str, list[float]]] = {
-        side: {"forward": [], "backward": []} for side in (*names, "dense", "roofline_bytes")
+        side: {"forward": [], "backward": []} for side in (*SIDES, "dense", "roofline_bytes")
     }
-    pages, in_place = [], 0
+    pages = []
     for number in range(options.rounds + 1):
         bandwidth, page_rate = copy_bandwidth(options.copy_mb), fresh_page_rate(options.copy_mb)
         # A step reuses the warm memory that the previous step freed, and a system may reclaim memory that stays free.
         # So each measured step follows a step of the same side, and the order of the sides alternates.
         sides = {}
-        for side in names if number % 2 else reversed(names):
+        for side in SIDES if number % 2 else reversed(SIDES):
             step(module, side, rows, keeps)
             sides[side] = step(module, side, rows, keeps)
         sides["dense"] = (seconds(dense.forward)[0], seconds(dense.backward)[0])
         moved = traffic(shape, tokens, module, rows)
         sides["roofline_bytes"] = (moved["forward"] / bandwidth, (moved["backward"] + moved[gradients]) / bandwidth)
         if number == 0:  # warm-up of pages, plans and GEMM choices
-            in_place = sluice.stats(module)["contexts"][0]["passes_in_place"]
             continue
         pages.append(0.0 if keeps else max(0.0, moved["fresh"] / page_rate - moved["fresh"] / bandwidth))
         for side, (forward, backward) in sides.items():
             times[side]["forward"].append(forward)
             times[side]["backward"].append(backward)
     total = {side: [a + b for a, b in zip(t["forward"], t["backward"])] for side, t in times.items()}
-    roofline = [max(a, b) for a, b in zip(total["dense"], total["roofline_bytes"])]
-    fresh = [a + b for a, b in zip(roofline, pages)]
-    in_place = sluice.stats(module)["contexts"][0]["passes_in_place"] - in_place
-    record: dict[str, Any] = {
+    roofline = [max(a, b) + new for a, b, new in zip(total["dense"], total["roofline_bytes"], pages)]
+    return {
         "shape": name,
         "tokens": tokens,
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "gradients": gradients,
         "seconds": {side: {half: quartiles(values) for half, values in t.items()} for side, t in times.items()},
-        "roofline_s": quartiles(roofline),
-        "of_roofline": {side: pair_ratios(roofline, total[side]) for side in names},
-        "speedup_over": {side: pair_ratios(total[side], total["sluice"]) for side in names[1:]},
-        "memory": {side: backward_peak(module, side, rows, keeps) for side in names},
+        "of_roofline": pair_ratios(roofline, total["sluice"]),
+        "speedup": pair_ratios(total["grouped_mm"], total["sluice"]),
+        "memory": {side: backward_peak(module, side, rows, keeps) for side in SIDES},
     }
-    if not keeps:
-        record["roofline_with_fresh_pages_s"] = quartiles(fresh)
-        record["of_roofline_with_fresh_pages"] = {side: pair_ratios(fresh, total[side]) for side in names}
-    numbers = sluice.stats(module)
-    merged = {**numbers["layers"][0], **numbers["contexts"][0], **numbers["process"]}
-    record["sluice_stats"] = {key: value for key, value in merged.items() if isinstance(value, (int, str))}
-    record["sluice_stats"]["passes_in_place"] = in_place  # in the measured rounds, of two steps each
-    return record
 
 
 def row(cell: dict[str, Any]) -> dict[str, Any]:
     """The committed record of a cell."""
-    kind = "of_roofline" if cell["gradients"] == "kept" else "of_roofline_with_fresh_pages"
     ours, stock = (cell["memory"][side] for side in ("sluice", "grouped_mm"))
     return {
         **{name: cell[name] for name in ("shape", "tokens", "dtype", "threads", "gradients")},
-        "speedup": cell["speedup_over"]["grouped_mm"]["median"],
-        "of_roofline": cell[kind]["sluice"]["median"],
+        "speedup": cell["speedup"]["median"],
+        "of_roofline": cell["of_roofline"]["median"],
         "peak": ours["peak_over_gradients"],
         "stock_peak": stock["peak_over_gradients"],
         "saved": ours["saved_mib"] / stock["saved_mib"],
@@ -237,11 +223,7 @@ def missed(row: dict[str, Any]) -> list[str]:
             ("of the gradients is backward's peak", row["peak"], "<=", MOST_PEAK[row["gradients"]]),
         ]
     name = f"{row['shape']} T {row['tokens']} {row['dtype']} {row['threads']} threads, gradients {row['gradients']}"
-    return [
-        f"{name}: {value:.2f} {what}, wanted {sign} {mark}"
-        for what, value, sign, mark in wanted
-        if (value < mark if sign == ">=" else value > mark)
-    ]
+    return misses(name, wanted)
 
 
 def show(row: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from integration_tests.benchmarks.layer.cells import NAMED, Cell
 from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import LINK, QUIET_S, RANKS, STOLEN, Bench, Option, pairs
+from integration_tests.benchmarks.measuring.stats import misses
 from integration_tests.benchmarks.memory import memory
 
 HERE = Path(__file__).resolve().parent
@@ -110,11 +111,7 @@ def missed(row: dict[str, Any]) -> list[str]:
         ("of slots and saved tensors is the peak", row["over_parts"], "<=", MOST_OVER_PARTS),
         ("of stock's share of memory", row.get("of_bound"), "<=", 1.0),
     )
-    return [
-        f"{row['name']}: {value:.2f} {what}, wanted {sign} {mark}"
-        for what, value, sign, mark in wanted
-        if None not in (value, mark) and (value < mark if sign == ">=" else value > mark)
-    ]
+    return misses(row["name"], wanted)
 
 
 def show(record: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
@@ -28,6 +29,15 @@ def median_of_pairs(ratios: list[float]) -> dict[str, float]:
         "low": ordered[max(0, low)],
         "high": ordered[min(len(ordered) - 1, high)],
     }
+
+
+def misses(name: str, wanted: Iterable[tuple[str, Any, str, Any]]) -> list[str]:
+    """A line for each mark that is missed: what, the value, ">=" or "<=", and the mark. None is not judged."""
+    return [
+        f"{name}: {value:.3g} {what}, wanted {sign} {mark:.3g}"
+        for what, value, sign, mark in wanted
+        if None not in (value, mark) and (value < mark if sign == ">=" else value > mark)
+    ]
 
 
 def loss_differences(stock: Sequence[float], sluice: Sequence[float], first: int = 10) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from integration_tests.benchmarks.measuring import pages, records
 from integration_tests.benchmarks.measuring.bench import LINK, Bench, Option, pairs
+from integration_tests.benchmarks.measuring.stats import misses
 
 HERE = Path(__file__).resolve().parent
 PAGE = "placement.md"
@@ -35,17 +36,14 @@ STEPS_OF_A_RUN = 500
 
 def missed(found: dict[str, Any], is_even: bool) -> list[str]:
     """The missed marks."""
+    moved = found["moved_experts"]
     if is_even:
-        said = [f"{found['moved_experts']} experts moved under even loads"] if found["moved_experts"] else []
         share = found["processor_share"]
-        return said + ([f"deciding takes {share:.3f} of processor time, at most 0.01"] if share > MOST_EVEN else [])
-    said = [
-        f"{found[name]['median']:.2f} {name}, at most {most}"
-        for name, most in MOST.items()
-        if found[name]["median"] > most
-    ]
-    said += [] if found["moved_experts"] > 0 else ["no expert moved"]
-    return said + ([f"deciding and moving take {found['share']:.3f}"] if found["share"] > MOST_SHARE else [])
+        marks = (("experts moved", moved, "<=", 0), ("of processor time for deciding", share, "<=", MOST_EVEN))
+        return misses("even loads", marks)
+    ratios = ((name, found[name]["median"], "<=", most) for name, most in MOST.items())
+    cost = ("of a run for deciding and moving", found["share"], "<=", MOST_SHARE)
+    return misses("skewed loads", (*ratios, ("experts moved", moved, ">=", 1), cost))
 
 
 def show(found: dict[str, Any], is_even: bool) -> list[str]:

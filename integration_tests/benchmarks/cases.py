@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of benchmarks: name, measured quantity, and module."""
 
-from typing import NamedTuple
+import importlib
+from typing import Any, NamedTuple
 
 ROOM = "integration_tests.benchmarks."
 
 
 class Case(NamedTuple):
     what: str
-    module: str
+    place: str  # of a module, or of an object in it
+
+    def load(self) -> Any:
+        """The benchmark, as bench.py describes it."""
+        module, _, name = self.place.partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, name) if name else found
 
 
 CASES = {
@@ -17,9 +24,9 @@ CASES = {
     "train": Case("training steps of examples/text_lm", ROOM + "train.train"),
     "experts": Case("transformers' experts block against grouped_mm and a roofline", ROOM + "experts.experts"),
     "finetune": Case("adapters and experts in MXFP4, against frozen experts and PEFT", ROOM + "experts.finetune"),
-    "ep": Case("transformers' expert parallelism against all_to_all", ROOM + "hosts.ep"),
-    "megatron": Case("layers of Megatron-Core", ROOM + "hosts.megatron_layer"),
-    "autoep": Case("layers of DeepSpeed's AutoEP", ROOM + "hosts.autoep_layer"),
+    "ep": Case("transformers' expert parallelism against all_to_all", ROOM + "hosts.compare:EP"),
+    "megatron": Case("layers of Megatron-Core", ROOM + "hosts.compare:MEGATRON"),
+    "autoep": Case("layers of DeepSpeed's AutoEP", ROOM + "hosts.compare:AUTOEP"),
     "stock": Case("the model of stock layers: what it counts and predicts, measured", ROOM + "hosts.stock"),
     "two_levels": Case("a layer deduplicated by node, by rank, and as the tuner chooses", ROOM + "turns.two_levels"),
     "overlap": Case("the overlap reached, of what is possible", ROOM + "turns.overlap"),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the harness of the benchmarks: cases, options, records, pages, and tiny runs."""
 
-import importlib
 import re
 import subprocess
 import sys
@@ -23,7 +22,7 @@ EXACT = ("stock",)  # cases that judge exact numbers in a tiny run, and not time
 
 
 def module(name: str) -> Any:
-    return importlib.import_module(cases.CASES[name].module)
+    return cases.CASES[name].load()
 
 
 @pytest.mark.parametrize("name", cases.CASES)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The harness of the benchmarks: options, ranks, verdict, record and the tables of a page.
 
-A benchmark is a module, named in cases.py, with
+A benchmark is a module, or an object, named in cases.py, with
 
     OPTIONS   its options: name -> Option
     SMOKE     values of these options for a tiny run, which only shows that everything works
@@ -13,12 +13,10 @@ A benchmark is a module, named in cases.py, with
 from __future__ import annotations
 
 import argparse
-import importlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from integration_tests.benchmarks import cases
@@ -120,7 +118,7 @@ class Bench:
         return records.rows(self.folder or records.FOLDER, self.name, self.command)
 
 
-def parser_of(name: str, module: ModuleType) -> argparse.ArgumentParser:
+def parser_of(name: str, module: Any) -> argparse.ArgumentParser:
     text = (module.__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} {name}",
@@ -150,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if name not in cases.CASES:
         raise SystemExit(f"no benchmark is called {name!r}; there are: {', '.join(cases.CASES)}")
-    module = importlib.import_module(cases.CASES[name].module)
+    module = cases.CASES[name].load()
     parser = parser_of(name, module)
     if "--smoke" in rest:
         parser.set_defaults(**module.SMOKE)

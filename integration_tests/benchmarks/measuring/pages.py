@@ -4,7 +4,6 @@
 A table is between `<!-- CASE TABLE: written by the benchmark -->` and `<!-- end -->`.
 """
 
-import importlib
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ def between(case: str, table: str) -> re.Pattern[str]:
 def write(names: Iterable[str]) -> None:
     """Write the tables of these cases."""
     for name in names:
-        module = importlib.import_module(cases.CASES[name].module)
+        module = cases.CASES[name].load()
         if not hasattr(module, "PAGE"):
             continue
         file = PAGES / module.PAGE

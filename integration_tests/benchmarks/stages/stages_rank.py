@@ -6,7 +6,6 @@ The plan's "sides" maps each side to its "pipeline" section; stock has None.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
-from integration_tests.benchmarks.stages.stages_stall import stalling
-from integration_tests.benchmarks.stages.stages_work import Stage, begin, layers_for, loss_of, turns
+from integration_tests.benchmarks.measuring.rank import Rank
+from integration_tests.benchmarks.stages.stages_work import Stage, layers_for, loss_of, measure
 
 
 def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
@@ -48,11 +46,6 @@ def data(plan: dict[str, Any], batch: int) -> Iterator[tuple[torch.Tensor, torch
         yield value, torch.tensor([float(number)])
 
 
-def train(engines: dict[str, Any], name: str, batches: Any, losses: dict[str, float]) -> None:
-    """Trains one batch with one engine."""
-    losses[name] = float(engines[name].train_batch(batches))
-
-
 def main() -> None:
     deepspeed.init_distributed("gloo", verbose=False)
     rank = Rank()
@@ -64,26 +57,12 @@ def main() -> None:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         plan["layers"], unit_s = int(found[0]), float(found[1])
     engines = {name: engine(plan, key) for name, key in plan["sides"].items()}
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    worst = 0.0
-    for number in range(plan["pairs"] + 1):  # the first does not count
-        losses: dict[str, float] = {}
-        for name in turns(list(engines), number):
-            begin(engines[name].module, number)
-            with stalling(plan, dist.get_rank(), number):
-                took = seconds_of(functools.partial(train, engines, name, data(plan, number), losses))
-            if number > 0:
-                seconds[name].append(took)
-        worst = max(worst, max(abs(losses["stock"] - loss) for loss in losses.values()))
-        rank.report(done=number, of=plan["pairs"])
-    stats = engines["sluice"].sluice.pipeline.stats()
-    found = {
-        **{f"{name}_s": each for name, each in seconds.items()},
-        **{name: stats[name] for name in ("most_in_flight", "messages_sent", "policy")},
-        "largest_loss_difference": worst,
-        "unit_s": unit_s,
-    }
-    rank.leave(found)
+
+    def train(name: str, batch: int) -> torch.Tensor:
+        return engines[name].train_batch(data(plan, batch)).detach()
+
+    modules = {name: each.module for name, each in engines.items()}
+    measure(rank, modules, train, lambda: engines["sluice"].sluice.pipeline.stats(), unit_s)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from integration_tests.benchmarks.stages.stages_draws import seconds
+from integration_tests.benchmarks.measuring.rank import Rank, gather, seconds_of
+from integration_tests.benchmarks.stages import stages_draws
+from integration_tests.benchmarks.stages.stages_stall import stalling
 
 WIDTH = 1024  # width of the linear layers
 
@@ -30,7 +34,7 @@ class _Sleep(torch.autograd.Function):
         ctx.stage, ctx.place = stage, (stage.batch, stage.number)
         ctx.micro_batch, stage.count = stage.count, stage.count + 1
         ctx.save_for_backward(weight)
-        end = time.perf_counter() + seconds(stage.plan, *ctx.place, "forward", ctx.micro_batch)
+        end = time.perf_counter() + stages_draws.seconds(stage.plan, *ctx.place, "forward", ctx.micro_batch)
         out = x * weight
         _sleep_until(end)
         return out
@@ -38,7 +42,7 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         (weight,) = ctx.saved_tensors
-        end = time.perf_counter() + seconds(ctx.stage.plan, *ctx.place, "backward", ctx.micro_batch)
+        end = time.perf_counter() + stages_draws.seconds(ctx.stage.plan, *ctx.place, "backward", ctx.micro_batch)
         gradients = grad * weight, grad.sum().reshape(1), None
         _sleep_until(end)
         return gradients
@@ -93,3 +97,32 @@ def turns(sides: list[str], number: int) -> list[str]:
     first = number % len(sides)
     turned = sides[first:] + sides[:first]
     return turned if number // len(sides) % 2 == 0 else turned[::-1]
+
+
+def measure(
+    rank: Rank,
+    modules: dict[str, nn.Module],
+    train: Callable[[str, int], torch.Tensor],
+    stats: Callable[[], Any],
+    unit_s: float,
+) -> NoReturn:
+    """Trains a batch with each side in turns, and leaves with the seconds of each. train: trains the batch of this
+    number with a side, and returns its losses. stats: of Sluice's pipeline, after the last batch."""
+    seconds: dict[str, list[float]] = {name: [] for name in modules}
+    worst = 0.0
+    for number in range(rank.plan["pairs"] + 1):  # the first does not count
+        losses: dict[str, torch.Tensor] = {}
+
+        def step(name: str, number: int = number, losses: dict[str, torch.Tensor] = losses) -> None:
+            losses[name] = train(name, number)
+
+        for name in turns(list(modules), number):
+            begin(modules[name], number)
+            with stalling(rank.plan, rank.number, number):
+                took = seconds_of(functools.partial(step, name))
+            if number > 0:
+                seconds[name].append(took)
+        worst = max([worst, *(float((losses["stock"] - each).abs().max()) for each in losses.values())])
+        rank.report(done=number, of=rank.plan["pairs"])
+    found = {f"{name}_s": each for name, each in seconds.items()} | {"policy": stats()["policy"], "unit_s": unit_s}
+    rank.leave(found | {"largest_loss_difference": max(gather(worst))})

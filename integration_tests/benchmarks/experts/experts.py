@@ -226,15 +226,6 @@ def missed(row: dict[str, Any]) -> list[str]:
     return misses(name, wanted)
 
 
-def show(row: dict[str, Any]) -> str:
-    """A cell in one line."""
-    return (
-        f"{row['shape']:>9} T {row['tokens']:<5} {row['dtype']:<9} {row['threads']} threads, gradients "
-        f"{row['gradients']:<5}: {row['of_roofline']:.2f} of the roofline, {row['speedup']:.2f} x grouped_mm; backward "
-        f"peak / gradients {row['peak']:.2f}, grouped_mm {row['stock_peak']:.2f}; saved bytes {row['saved']:.2f} of its"
-    )
-
-
 def run(bench: Bench) -> list[str]:
     options = bench.options
     if options.decode:
@@ -245,7 +236,7 @@ def run(bench: Bench) -> list[str]:
     ):
         torch.set_num_threads(threads)
         found.append(run_cell(name, SHAPES[name], tokens, getattr(torch, dtype), gradients, options))
-        bench.line(show(row(found[-1])))
+        bench.tell(row(found[-1]))
         bench.keep([row(cell) for cell in found], found)
     return [text for cell in found for text in missed(row(cell))]
 

@@ -111,7 +111,7 @@ def run(bench: Bench) -> list[str]:
                     fields = {"shape": name, "dtype": dtype, "threads": threads, "tokens": int(tokens)}
                     ours = {key: cell["sluice"][key] for key in ("call_us", "narrow_us", "overhead_us")}
                     rows.append({**fields, **ours, "gemms_us": cell["gemms_us"]})
-                    bench.line("  ".join(f"{key} {value}" for key, value in rows[-1].items()))
+                    bench.tell(rows[-1])
                 bench.keep(rows)
     missed = []
     for row in rows:

@@ -83,8 +83,8 @@ def run(bench: Bench) -> list[str]:
             wanted = sign if mark != F32_ALONE or dtype == "float32" else ""
             row = {"dtype": dtype, "what": text, "ratio": ratio, "sign": wanted, "mark": mark}
             rows.append({**row, "top_ms": 1e3 * min(each[name] for each in times[top])})
-            bench.line(sentence(row))
-            missed += [sentence(row)] if is_missed(row) else []
+            bench.tell(rows[-1])
+            missed += [records.told(row)] if is_missed(row) else []
         bench.keep(rows, times)
     return missed if not options.smoke else []
 
@@ -92,13 +92,6 @@ def run(bench: Bench) -> list[str]:
 def is_missed(row: dict[str, Any]) -> bool:
     value = row["ratio"]["median"]
     return bool(row["sign"]) and (value > row["mark"] if row["sign"] == "<=" else value < row["mark"])
-
-
-def sentence(row: dict[str, Any]) -> str:
-    """A mark and the measured ratio."""
-    ratio = row["ratio"]
-    said = f"{row['dtype']}: {row['what']}: {ratio['median']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
-    return f"{said}; wanted {row['sign']} {row['mark']:g}" if row["sign"] else said
 
 
 def run_ranks(bench: Bench) -> list[str]:
@@ -126,20 +119,11 @@ def run_ranks(bench: Bench) -> list[str]:
                             row["speedup"] = pair_ratios(stock["seconds"], mine["seconds"])
                             row["difference"] = found["difference"]
                     rows.append(row)
-                    bench.line(rank_sentence(row))
+                    bench.tell(row)
                     if "speedup" in row and row["speedup"]["median"] < LEAST_SPEEDUP:
-                        missed.append(f"{rank_sentence(row)}; wanted >= {LEAST_SPEEDUP}")
+                        missed.append(f"{records.told(row)}; wanted a speedup of {LEAST_SPEEDUP}")
                 bench.keep(rows, raw)
     return missed if not options.smoke else []
-
-
-def rank_sentence(row: dict[str, Any]) -> str:
-    """The results of one side in a run with several ranks."""
-    said = f"{row['dtype']}, {row['what']}, {row['side']}: {row['step_s']:.2f} s a step ({row['cpu_s']:.2f} of CPU), "
-    said += f"{row['tokens_per_s']:.0f} tokens/s, {row['sent_mb']:.1f} MB sent by a rank"
-    if "speedup" not in row:
-        return said
-    return f"{said}, {pages.spread(row['speedup'])} x stock, logits differ by {row['difference']:.1e}"
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:

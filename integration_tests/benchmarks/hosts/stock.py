@@ -74,12 +74,6 @@ def row(line: dict[str, Any], ranks: int) -> dict[str, Any]:
     }
 
 
-def show(row: dict[str, Any]) -> str:
-    shape = ", ".join(f"{name} {row[name]}" for name in "TMHEK")
-    times = f"measured {1e3 * row['measured_s']:7.1f} ms, modelled {1e3 * row['modelled_s']:7.1f} ms"
-    return f"{row['host']:<13} {row['ranks']} ranks  {shape:<34} {times}  {100 * row['error']:+.1f} % {row['differs']}"
-
-
 def run(bench: Bench) -> list[str]:
     options, found, raw = bench.options, [], []
     for host in options.hosts:
@@ -94,12 +88,12 @@ def run(bench: Bench) -> list[str]:
             raw += lines
             for line in lines:
                 found.append(row(line, ranks))
-                bench.line(show(found[-1]))
+                bench.tell(found[-1])
             bench.keep([{name: value for name, value in each.items() if name != "differs"} for each in found], raw)
     sizes = sorted(abs(each["error"]) for each in found)
     bench.line(f"error of a step: median {100 * statistics.median(sizes):.1f} %, worst {100 * sizes[-1]:.1f} %")
-    wrong = [f"{show(each)}" for each in found if each["differs"]]
-    return wrong + [show(each) for each in found if options.most and abs(each["error"]) > options.most]
+    wrong = [records.told(each) for each in found if each["differs"]]
+    return wrong + [records.told(each) for each in found if options.most and abs(each["error"]) > options.most]
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:

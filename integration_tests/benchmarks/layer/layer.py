@@ -114,31 +114,6 @@ def missed(row: dict[str, Any]) -> list[str]:
     return misses(row["name"], wanted)
 
 
-def show(record: dict[str, Any]) -> str:
-    """A cell in a few lines."""
-    cell, sides, found, of = record["cell"], record["sides"], record["parts"], row(record)
-    stats, peaks = record["sluice_stats"], record.get("memory", [])
-    drop = "drop" if cell["drop"] else "no drop"
-    lines = [
-        f"{cell['name']}  ({record['link']}, W {cell['W']}, T {cell['T']}, M {cell['M']}, H {cell['H']}, "
-        f"E {cell['E']}, K {cell['K']}, skew {cell['skew']:g}, {drop}, {cell['dtype']})",
-        f"  stock    {of['stock_s']:.3f} s  cpu {sides['stock']['cpu']['median']:.2f} s, "
-        f"{len(sides['stock']['wall_s'])} pairs; {record['stolen']['rounds_repeated']} rounds repeated",
-        f"  parts    comm {found['comm_per_pass_s']:.3f} s per pass, compute {found['forward_compute_s']:.3f} + "
-        f"{found['backward_compute_s']:.3f} s; possible {found['possible_s']:.3f} s = {record['possible']:.2f}x",
-        f"  sluice   {sides['sluice']['wall']['median']:.3f} s  {pages.spread(record['speedup'])}x; "
-        f"reached / possible {record['reached_over_possible']:.2f}; cpu {sides['sluice']['cpu']['median']:.2f} s",
-        f"  chunks   {of['n']}; one chunk / chosen {of['one_chunk_over_chosen']:.2f}; comm lane "
-        f"{max(s['comm_cpu_s'] for s in stats):.2f} cpu s, {max(s['bytes_sent'] for s in stats) / 1e6:.1f} MB sent; "
-        f"output differs by {record['max_output_difference']:.1e}",
-    ]
-    if peaks:
-        told = ", ".join(f"{side} {max(m[side]['peak_bytes'] for m in peaks) / 2**20:.1f} MiB" for side in peaks[0])
-        bound = f"; settled peak of stock's real rows {of['of_bound']:.2f}"
-        lines.append(f"  memory   {told}; peak / (slots + saved) {of['over_parts']:.3f}{bound}")
-    return "\n".join(lines)
-
-
 def run(bench: Bench) -> list[str]:
     options = bench.options
     if options.all or options.cases:
@@ -149,7 +124,7 @@ def run(bench: Bench) -> list[str]:
     found: list[dict[str, Any]] = []
 
     def on_record(record: dict[str, Any]) -> None:
-        bench.line("\n" + show(record))
+        bench.tell({"link": record["link"], **row(record), "outputs_differ": record["max_output_difference"]})
         found.append(record)
         bench.keep([row(each) for each in found], found)
 

@@ -71,17 +71,17 @@ class Bench:
             assert mine is other
         return twin
 
-    def once(self, module: MoE) -> tuple[float, float, torch.Tensor]:
-        """One forward and backward: wall seconds, CPU seconds of this process, output."""
+    def once(self, module: MoE) -> tuple[float, torch.Tensor]:
+        """One forward and backward: seconds, and the output."""
         for parameter in self.stock.parameters():
             parameter.grad = None
         x = self.x.detach().requires_grad_()
         torch.manual_seed(self.seed + self.rank)  # the selection of dropped tokens is random
         dist.barrier()
-        cpu, begin = time.process_time(), time.perf_counter()
+        begin = time.perf_counter()
         output, _aux, _counts = module(x)
         output.backward(self.gradient)
-        return time.perf_counter() - begin, time.process_time() - cpu, output.detach()
+        return time.perf_counter() - begin, output.detach()
 
     def parts(self) -> dict[str, Any]:
         """Communication and computation of the real rows, measured separately, and numbers of rows."""
@@ -174,7 +174,6 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
         modules[side] = bench.twin()
         handles.append(sluice_side.swap(modules[side], options))
     wall: dict[str, list[float]] = {side: [] for side in modules}
-    cpu: dict[str, list[float]] = {side: [] for side in modules}
     outputs: dict[str, torch.Tensor] = {}
 
     def counters() -> dict[str, dict]:
@@ -192,16 +191,15 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
             record["settling_steps"] = {s: settle(bench, m) for s, m in modules.items() if s != "stock"}
             before = counters()
         stolen.begin()
-        timed: dict[str, list[float]] = {}
+        timed: dict[str, float] = {}
         for side in orders[count % len(orders)]:
             bench.once(modules[side])
-            *timed[side], outputs[side] = bench.once(modules[side])
+            timed[side], outputs[side] = bench.once(modules[side])
         if count >= WARM_UP:
             if stolen.spoiled():
                 continue
-            for side, (seconds, cpu_seconds) in timed.items():
+            for side, seconds in timed.items():
                 wall[side].append(seconds)
-                cpu[side].append(cpu_seconds)
         if count >= WARM_UP and len(found_parts) < PART_ROUNDS:
             found_parts.append(bench.parts())
         count += 1
@@ -211,15 +209,8 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
             break
     record["sides"] = {}
     for side in modules:
-        slow = parts.slowest(wall[side])
-        busy = [sum(column) for column in zip(*gather(cpu[side]), strict=True)]
-        wall[side] = slow
-        record["sides"][side] = {
-            "wall_s": slow,
-            "cpu_s_all_ranks": busy,
-            "wall": quartiles(slow),
-            "cpu": quartiles(busy),
-        }
+        wall[side] = parts.slowest(wall[side])
+        record["sides"][side] = {"wall_s": wall[side], "wall": quartiles(wall[side])}
     record["parts"] = typical(found_parts)
     record["stolen"] = stolen.found()
     possible_s = record["parts"]["possible_s"]

@@ -76,6 +76,10 @@ class Bench:
     def line(self, text: str) -> None:
         self.progress.line(text)
 
+    def tell(self, row: Mapping[str, Any]) -> None:
+        """Prints a result."""
+        self.line(records.told(row))
+
     def refuse(self, why: str) -> NoReturn:
         """Ends the run, because its options cannot be measured."""
         raise SystemExit(f"{self.name}: {why}")

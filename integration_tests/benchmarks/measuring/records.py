@@ -35,6 +35,16 @@ def short(value: Any) -> Any:
     return [short(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+def told(row: Mapping[str, Any]) -> str:
+    """A row as text: names and short values, a median with its quartiles."""
+    words = []
+    for name, value in row.items():
+        if isinstance(value, Mapping) and {"median", "q1", "q3"} <= value.keys():
+            value = f"{value['median']:.3g} [{value['q1']:.3g}, {value['q3']:.3g}]"
+        words.append(f"{name} {short(value)}")
+    return "  ".join(words)
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The rows as a list of column names and a list of values for each row; null for a missing field."""
     columns = list(dict.fromkeys(key for row in rows for key in row))

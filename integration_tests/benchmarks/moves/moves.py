@@ -4,11 +4,11 @@
 
 The experts of the first rank are drawn `--skew` times as often as with even loads, all of them, so that swaps can
 spread them. They get fewer rows than that, because the experts of a token differ. The adaptive side decides
-automatically, and its experts move during its steps, while it trains alone. It is also compared with shadowing and with
-moving weights in each step: a step with moved experts plus the messages that these methods need at least, measured over
-the same link. The cost of deciding and moving is a share of a run of 500 steps: the larger of the time in which steps
-waited, and the time by which steps became longer. `--ranks 8 --E 64 --skew 5 --link 0.2gbit` is the larger case. With
-`--skew 1` loads are even and nothing moves; then the CPU time of deciding is judged.
+automatically, and its experts move during its steps, while it trains alone. It is also compared with moving weights in
+each step [Symi, FlexMoE]: a step with moved experts plus the messages that this needs at least, over the same link. The
+cost of deciding and moving is a share of a run of 500 steps: the larger of the time in which steps waited, and the time
+by which steps became longer. `--ranks 8 --E 64 --skew 5 --link 0.2gbit` is the larger case. With `--skew 1` loads are
+even and nothing moves; then the CPU time of deciding is judged.
 """
 
 from pathlib import Path
@@ -46,35 +46,6 @@ def missed(found: dict[str, Any], is_even: bool) -> list[str]:
     return misses("skewed loads", (*ratios, ("experts moved", moved, ">=", 1), cost))
 
 
-def show(found: dict[str, Any], is_even: bool) -> list[str]:
-    """The result as lines of text."""
-    share = f"{100 * found['processor_share']:.2f} % of processor time"
-    if is_even:
-        return [
-            f"rank loads / mean {found['imbalance']:.2f}: {found['moved_experts']} experts moved; deciding took "
-            f"{share} (wanted: at most {100 * MOST_EVEN:.0f} %)"
-        ]
-    lines = [
-        f"rank loads / mean {found['imbalance']:.2f}, planned {found['planned']:.2f}, bound {found['bound']:.2f}; "
-        f"{found['moved_experts']} experts moved in {found['rounds']} rounds, {found['sent_bytes'] / 1e6:.1f} MB, "
-        f"{100 * found['hidden_bytes'] / max(1, found['sent_bytes']):.0f} % of it during steps"
-    ]
-    for name, wanted in MOST.items():
-        ratio = found[name]
-        lines.append(
-            f"moved {name.replace('_', ' ')}: {ratio['median']:.2f} [{ratio['q1']:.2f} .. {ratio['q3']:.2f}] of "
-            f"{ratio['count']} (wanted: at most {wanted})"
-        )
-    for name in ("shadowing", "weights in each step"):
-        lines.append(f"moved of {name}, at least: {found[f'of {name}']['median']:.2f}")
-    seconds = ", ".join(f"{side} {1000 * s['median']:.1f} ms" for side, s in found["seconds"].items())
-    lines.append(
-        f"steps: {seconds}; deciding and moving {100 * found['share']:.2f} % of {STEPS_OF_A_RUN} steps "
-        f"(wanted: at most {100 * MOST_SHARE:.0f} %)"
-    )
-    return lines
-
-
 def run(bench: Bench) -> list[str]:
     options = bench.options
     if options.E % options.ranks != 0 or not 1 <= options.skew < options.ranks:
@@ -82,11 +53,10 @@ def run(bench: Bench) -> list[str]:
     plan = {**bench.picked(*"TMHEK", "skew", "pairs"), "steps_of_a_run": STEPS_OF_A_RUN}
     found = bench.ask(HERE / "moves_rank.py", plan, ranks=options.ranks, link=options.link)
     is_even = options.skew == 1
-    for line in show(found, is_even):
-        bench.line(line)
+    bench.tell(found)
     row = {name: found[name] for name in ("imbalance", "planned", "of_unmoved", "of_stock", "share") if name in found}
     if not is_even:
-        row["of_weights"] = found["of weights in each step"]["median"]
+        row["of_weights"] = found["of_weights"]["median"]
     bench.keep([{"link": options.link, "ranks": options.ranks, **row}], found)
     return [] if options.smoke else missed(found, is_even)
 

@@ -76,34 +76,25 @@ def engine(plan: dict[str, Any], section: dict[str, Any] | None) -> Any:
     return deepspeed.initialize(model=model, model_parameters=trained, config=config)[0]
 
 
-class Others:
-    """The messages that other methods add to each step, for the experts that have moved here. A step of these methods
-    takes at least a step with moved experts plus these messages."""
+class Weights:
+    """The messages with which other methods [Symi, FlexMoE] move the weights of an expert in each step, for the experts
+    that have moved here: weights are sent to the ranks that run experts, gradients back, and optimizer state stays. A
+    step of these methods takes at least a step with moved experts plus these messages."""
 
     def __init__(self, plan: dict[str, Any], layer: Any) -> None:
-        state, rank = layer._sluice, dist.get_rank()
-        self.numel = 2 * plan["M"] * plan["H"]
+        state = layer._sluice
         places = enumerate(zip(state.home.expert_rank, state.placement.expert_rank))
         self.moves = [(e, a, b) for e, (a, b) in places if a != b]
-        self.hot = [(e, a) for e, a, _ in self.moves if a == 0]
-        self.rank, self.rows = rank, torch.zeros(self.numel)
+        self.rank, self.rows = dist.get_rank(), torch.zeros(2 * plan["M"] * plan["H"])
 
-    def shadows(self) -> None:
-        """[FasterMoE] Broadcasts the weights of the most loaded rank's experts, and reduces their gradients."""
-        for _, owner in self.hot:
-            dist.broadcast(self.rows, owner)
-        for _, owner in self.hot:
-            dist.reduce(self.rows, owner)
-
-    def weights(self) -> None:
-        """[Symi, FlexMoE] Optimizer state stays. Weights are sent to the ranks that run experts, gradients back."""
+    def exchange(self) -> None:
         for there, back in ((1, 2), (2, 1)):
             work = []
             for move in self.moves:
                 if move[there] == self.rank:
                     work.append(dist.isend(self.rows, move[back], tag=move[0]))
                 elif move[back] == self.rank:
-                    work.append(dist.irecv(torch.empty(self.numel), move[there], tag=move[0]))
+                    work.append(dist.irecv(torch.empty_like(self.rows), move[there], tag=move[0]))
             for each in work:
                 each.wait()
 
@@ -148,19 +139,17 @@ def main() -> None:
     usual = quartiles(alone[BEFORE])["median"]
     longer = sum(max(0.0, took - usual) for took in alone[BEFORE.stop :])
     decider.options = dataclasses.replace(decider.options, interval=10**9)  # the remaining steps keep this placement
-    others = Others(plan, watch.layer)
-    baselines = {"shadowing": others.shadows, "weights in each step": others.weights}
-    seconds: dict[str, list[float]] = {side: [] for side in (*SIDES, *baselines)}
+    weights = Weights(plan, watch.layer)
+    seconds: dict[str, list[float]] = {side: [] for side in (*SIDES, "weights")}
     for number in range(WARM_UP + plan["pairs"]):
         sides = list(SIDES)
         for side in sides[number % 3 :] + sides[: number % 3]:
             took = seconds_of(lambda side=side: step(side))
             if number >= WARM_UP:
                 seconds[side].append(took)
-        for name, exchange in baselines.items():
-            took = seconds_of(exchange)
-            if number >= WARM_UP:
-                seconds[name].append(took + seconds["moved"][-1])
+        took = seconds_of(weights.exchange)
+        if number >= WARM_UP:
+            seconds["weights"].append(took + seconds["moved"][-1])
         rank.report(done=number + 1, of=WARM_UP + plan["pairs"])
     cost = torch.tensor([spent[0], longer, processor_share], dtype=torch.float64)
     dist.all_reduce(cost, dist.ReduceOp.MAX)
@@ -169,8 +158,8 @@ def main() -> None:
     found = {
         "seconds": {side: quartiles(values) for side, values in seconds.items()},
         "of_unmoved": pair_ratios(seconds["moved"], seconds["unmoved"]),
-        **{f"of {name}": pair_ratios(seconds["moved"], seconds[name]) for name in baselines},
         "of_stock": pair_ratios(seconds["moved"], seconds["stock"]),
+        "of_weights": pair_ratios(seconds["moved"], seconds["weights"]),
         "processor_share": float(cost[2]),
         "share": float(cost[:2].max()) / (plan["steps_of_a_run"] * quartiles(seconds["moved"])["median"]),
         "moved_experts": report["moved_experts"],

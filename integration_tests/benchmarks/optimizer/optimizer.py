@@ -184,7 +184,7 @@ def run(bench: Bench) -> list[str]:
         done = subprocess.run(own, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
         found = json.loads(done.stdout.splitlines()[-1])
         row = mixed.judged(found, threads) if step == "mixed" else judged(step, found, millions, tensors, threads)
-        bench.line("  ".join(f"{key} {value}" for key, value in row.items()))
+        bench.tell(row)
         rows.append(row)
         bench.keep(rows)
     return [] if options.smoke else [text for row in rows for text in missed(row)]

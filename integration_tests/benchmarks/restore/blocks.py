@@ -213,7 +213,7 @@ def run(bench: Bench) -> list[str]:
         for side in sides
     ]
     for row in rows:
-        bench.line("  ".join(f"{name} {value}" for name, value in row.items()))
+        bench.tell(row)
     bench.keep(rows)
     over = [f"{side.name} is over its bytes" for side in sides if side.budget is not None and side.peak > side.budget]
     return over if options.smoke else missed(sides)

@@ -113,7 +113,7 @@ def measure(bench: Bench, name: str, M: int, H: int) -> tuple[list[dict[str, Any
         is_stock = line["policy"].startswith("stock")
         line["of_bound"] = None if is_stock else share_of_bound(line, options.T * options.K, M, H)
         rows.append(row(line, name, None if is_stock else base[line["n"]]))
-        bench.line("  ".join(f"{key} {value}" for key, value in rows[-1].items() if value is not None))
+        bench.tell(rows[-1])
     return [each for each in rows if each["policy"] in SHOWN], lines, missed(lines)
 
 

@@ -91,13 +91,6 @@ def gains(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def show(line: dict[str, Any]) -> str:
-    """A scenario in one line."""
-    picks = ", ".join(f"{tokens}: {pair}" for tokens, pair in line.get("picks", {}).items())
-    over = "  ".join(f"{name} {ratio:.3f}" for name, ratio in line["over_adaptive"].items() if name != "adaptive")
-    return f"{line['name']:<16} {line['link']:>8} x{line['skew']:<2}  {picks}  (over adaptive: {over})"
-
-
 # ---- measured ------------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +195,7 @@ def run(bench: Bench) -> list[str]:
     options, whole = bench.options, draw()
     lines, found = simulate(whole, options.ranks)
     for line in lines:
-        bench.line(show(line))
+        bench.tell(line)
     for text in lines_of(found, "simulated"):
         bench.line(text)
     for name, (held, of) in found["hypotheses"].items():
@@ -215,7 +208,7 @@ def run(bench: Bench) -> list[str]:
     for link in dict.fromkeys(one.link for one in drawn):
         here = measure(bench, [one for one in drawn if one.link == link], "none" if options.smoke else link, fixed)
         for line in here:
-            bench.line(show(line))
+            bench.tell(row(line))
         measured += here
         bench.keep([row(line) for line in measured], measured)
     for text in lines_of(gains(measured), "measured"):

@@ -108,9 +108,7 @@ def compared(bench: Bench, name: str) -> dict[str, Any]:
         row["wanted"] = max(case.least, case.of_simulated * row["simulated"])
     if case.has_fixed:
         row["over_fixed"] = pair_ratios(found["sluice_s"], found["fixed_s"])["median"]
-    bench.line(
-        "  ".join(f"{k} {v}" for k, v in row.items()) + f"  losses differ {found['largest_loss_difference']:.0e}"
-    )
+    bench.tell({**row, "losses_differ": found["largest_loss_difference"]})
     return row
 
 
@@ -125,7 +123,7 @@ def bubbles(bench: Bench) -> list[dict[str, Any]]:
         rows.append({"case": "bubbles", "policy": name, "bubble": quartiles(each["bubble"])["median"]})
         rows[-1]["simulated"] = simulated(name, options.micro_batches)
         rows[-1] |= {key: each[key] for key in ("predicted", "most_in_flight", "most_held")}
-        bench.line("  ".join(f"{key} {value}" for key, value in rows[-1].items()))
+        bench.tell(rows[-1])
     return rows
 
 

@@ -52,18 +52,10 @@ def plan_of(options: Any) -> dict[str, Any]:
 def run(bench: Bench) -> list[str]:
     options = bench.options
     found = bench.ask(HERE / "train_rank.py", plan_of(options), ranks=options.ranks, link=options.link, title="train")
-    for side in ("stock", "sluice"):
-        wall = found[side]["wall"]
-        bench.line(
-            f"{side:>6}  step {wall['median'] * 1e3:.0f} ms [{wall['q1'] * 1e3:.0f} .. {wall['q3'] * 1e3:.0f}]  cpu "
-            f"{found[side]['cpu']['median']:.2f} s  loss {found[side]['loss'][0]:.4f} -> {found[side]['loss'][-1]:.4f}"
-        )
-    bench.line(
-        f"speed-up {pages.spread(found['speedup'])}, losses differ by at most {found['max_loss_difference']:.1e}"
-    )
     row: dict[str, Any] = {f"{side}_s": found[side]["wall"]["median"] for side in ("stock", "sluice")}
     row |= {f"{side}_cpu_s": found[side]["cpu"]["median"] for side in ("stock", "sluice")}
     row |= {name: found[name] for name in ("speedup", "max_loss_difference")}
+    bench.tell(row)
     bench.keep([row], found)
     return []
 

@@ -87,7 +87,7 @@ def regret(measured: dict[str, list[float]], chosen: int | str) -> float:
 def judge(line: dict[str, Any]) -> dict[str, Any]:
     """Adds regrets and errors to a scenario's record."""
     measured = line["measured"]
-    line["regret"] = {mode: regret(measured, found["key"]) for mode, found in line["modes"].items()}
+    line["regret"] = {mode: regret(measured, key) for mode, key in line["modes"].items()}
     line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
     both = {n: line["predicted"][n]["schedule"] for n in measured if n in line["predicted"]}
     # A step also takes time outside of its passes, which was measured at calibration (tuner_calibrated.py).
@@ -107,7 +107,7 @@ def sides_of(line: dict[str, Any]) -> dict[str, list[float]]:
 
 def ratio(line: dict[str, Any], seconds: list[float]) -> float:
     """Median over rounds of a baseline's time over that of the adaptive tuner's choice."""
-    chosen = line["measured"][line["modes"]["adaptive"]["key"]]
+    chosen = line["measured"][line["modes"]["adaptive"]]
     return statistics.median(a / b for a, b in zip(seconds, chosen, strict=True))
 
 
@@ -148,17 +148,6 @@ def missed(rows: list[dict[str, Any]]) -> list[str]:
     return short
 
 
-def show(line: dict[str, Any]) -> str:
-    """A line of the table."""
-    picks = "  ".join(
-        f"{name} n {line['modes'][name]['key'] if name in line['modes'] else line['models'][name]} {100 * value:+.1f} %"
-        for name, value in line["regret"].items()
-    )
-    worst = max(line["error"].values(), key=abs, default=0.0)
-    steady = "" if line["is_steady"] else "; the machine did not stay as calibrated"
-    return f"{line['name']:<12} {line['link']:>8}  {picks}  predictions off by up to {100 * worst:+.0f} %{steady}"
-
-
 def run(bench: Bench) -> list[str]:
     options, lines = bench.options, []
     for link in options.links:
@@ -172,11 +161,11 @@ def run(bench: Bench) -> list[str]:
         }
         for found in bench.ask(HERE / "tuner_rank.py", plan, ranks=options.ranks, link=link, title=link):
             lines.append(judge({**found, "link": link}))
-            bench.line(show(lines[-1]))
+            bench.tell({name: lines[-1][name] for name in ("name", "link", "regret", "error", "is_steady")})
         bench.keep(summary(lines), lines)
     found = summary(lines)
     for each in found:
-        bench.line("  ".join(f"{key} {value}" for key, value in each.items()))
+        bench.tell(each)
     return [] if options.smoke else missed(found)
 
 

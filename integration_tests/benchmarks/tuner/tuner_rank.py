@@ -45,29 +45,21 @@ def chosen_by(context: Context) -> Choice:
 
 def run_modes(
     scenario: Scenario, group: EpGroup, folder: str, budget: int | None
-) -> tuple[dict[str, dict[str, Any]], set[Choice]]:
-    """The settled choice of each mode, after at least plan["steps"] ordinary steps, and the cost of its races."""
+) -> tuple[dict[str, str], set[Choice]]:
+    """The settled choice of each mode, after at least plan["steps"] ordinary steps."""
     plan, found, choices = scenario.plan, {}, set()
     for mode in MODES:
         calibrate = None if mode == "profile" else plan["calibrate_s"]
         options = TunerOptions(mode=mode, calibrate=calibrate, cache=folder)
         context = Context(group, ContextOptions(gemm=plan["gemm"], tuner=options, memory_budget=budget))
         layer = scenario.layer(context, OPEN)
-        began = time.perf_counter()
         steps = 0
         while steps < plan["steps"] or (steps < MOST * plan["steps"] and not context.stats()["last_is_settled"]):
             scenario.step(layer)  # all ranks settle on the same choice
             steps += 1
         choice = chosen_by(context)
         choices.add(choice)
-        found[mode] = {
-            "n": choice.chunks,
-            "key": key_of(choice),
-            "decisions": context.decisions(),
-            "stats": context.tuner_stats(),
-            "steps": steps,
-            "seconds": time.perf_counter() - began,
-        }
+        found[mode] = key_of(choice)
         context.close()
     return found, choices
 

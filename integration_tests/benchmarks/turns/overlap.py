@@ -57,7 +57,7 @@ def run(bench: Bench) -> list[str]:
         one["one_chunk_over_chosen"] = pair_ratios(one["one_chunk_s"], one["chosen_s"])["median"]
         sizes_text = ", ".join(f"{letter} {case[letter]}" for letter in "TMHE")
         found.append({"case": sizes_text, "link": options.link or link, "must": must, **one})
-        bench.line("; ".join(f"{key} {value}" for key, value in row(found[-1]).items()) + f"; parts {one['parts']}")
+        bench.tell({**row(found[-1]), "parts": one["parts"]})
         bench.keep([row(each) for each in found], found)
     return [line for x in found for line in misses(x["case"], [("of the ideal", x["reached"], ">=", x["must"])])]
 

@@ -47,11 +47,7 @@ def run(bench: Bench) -> list[str]:
         line |= {"link": link, "speedup": pair_ratios(walls["one"], walls["two"])}
         line |= {side: quartiles(walls[side])["median"] for side in ("one", "two", "chosen")}
         line["of_best"] = line["chosen"] / min(line["one"], line["two"])
-        bench.line(
-            f"{link:>8}  one level {line['one']:.3f} s, two {line['two']:.3f} s, chosen {line['chosen']:.3f} s "
-            f"({line['of_best']:.2f} of the better); n {line['n']}; {pages.spread(line['speedup'])}x; bytes between "
-            f"nodes {line['between_bytes']}; outputs differ by {line['difference']:.1e}"
-        )
+        bench.tell(line)
         lines.append({**line, "walls": walls})
         bench.keep([row(each) for each in lines], lines)
     if options.smoke:

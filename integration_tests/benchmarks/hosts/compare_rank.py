@@ -58,30 +58,20 @@ def _step(sides: Sides, side: str, gradient: torch.Tensor) -> tuple[float, torch
     return parts.slowest([took])[0], output.detach()
 
 
-def _settle(sides: Sides, gradient: torch.Tensor) -> int:
-    """Steps until Sluice has chosen its chunks; returns the number of steps, which is the same on all ranks."""
-    for number in range(MOST_SETTLING):
+def _settle(sides: Sides, gradient: torch.Tensor) -> None:
+    """Steps until Sluice has chosen its chunks, which all ranks do in the same step."""
+    for _ in range(MOST_SETTLING):
         _step(sides, "sluice", gradient)
         if sides.stats()["last_is_settled"]:
-            return number + 1
-    return MOST_SETTLING
+            return
 
 
 def _parts(cell: dict[str, Any], sides: Sides) -> dict[str, float]:
     """Seconds of the communication and the computation of the real rows, and the shortest possible step."""
-    dtype, matrix = sides.tokens.dtype, parts.rows_matrix(sides.rows)
-    comm_s, sent = parts.communication(matrix, cell["M"], dtype, 3)
     local = cell["E"] // dist.get_world_size()
-    experts = nn.ModuleList(_Expert(cell["M"], cell["H"], cell["gated"], dtype) for _ in range(local))
-    forward_s, backward_s = parts.computation(experts, matrix, cell["M"], 3)
-    possible_s = max(comm_s, forward_s) + max(comm_s, backward_s)
-    return {
-        "comm_per_pass_s": comm_s,
-        "forward_compute_s": forward_s,
-        "backward_compute_s": backward_s,
-        "payload_bytes_sent": 2 * sent,
-        "possible_s": possible_s,
-    }
+    experts = nn.ModuleList(_Expert(cell["M"], cell["H"], cell["gated"], sides.tokens.dtype) for _ in range(local))
+    found = parts.measured(experts, parts.rows_matrix(sides.rows), cell["M"], 3)
+    return {**found, "possible_s": parts.possible_s(found)}
 
 
 def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell: Callable[[], None]) -> dict[str, Any]:
@@ -89,7 +79,7 @@ def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell:
     gradient = torch.randn(sides.tokens.shape, generator=torch.Generator().manual_seed(5)).to(sides.tokens.dtype)
     wall: dict[str, list[float]] = {side: [] for side in SIDES}
     outputs: dict[str, torch.Tensor] = {}
-    settling = _settle(sides, gradient)
+    _settle(sides, gradient)
     for number in range(pairs):
         if number >= FEWEST_PAIRS and parts.slowest([time.monotonic() - until])[0] > 0:
             break
@@ -99,15 +89,12 @@ def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell:
             wall[side].append(took)
         tell()
     gap = (outputs["stock"].float() - outputs["sluice"].float()).abs().max() / outputs["stock"].float().abs().max()
-    stats = sides.stats()
     return {
         **cell,
         **_parts(cell, sides),
         "wall_s": wall,
         "difference": parts.slowest([gap.item()])[0],
-        "settling_steps": settling,
-        "chunks": stats["last_num_chunks"],
-        "gemm": stats["gemm"],
+        "chunks": sides.stats()["last_num_chunks"],
     }
 
 

@@ -97,7 +97,7 @@ def row(record: dict[str, Any]) -> dict[str, Any]:
         "must_reach": cell["must_reach"],
         "one_chunk_over_chosen": record["one_chunk_over_chosen"]["median"],
         "must_pipeline": cell["must_pipeline"],
-        "n": max(s["chunks"] for s in record["sluice_stats"]),
+        "n": max(s["last_num_chunks"] for s in record["sluice_stats"]),
         "over_parts": memory_over_parts(record),
         "of_bound": memory_of_bound(record),
     }

@@ -32,6 +32,7 @@ from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.memory import memory
 
 WARM_UP = 2  # rounds that do not count
+COUNTERS = ("last_num_chunks", "peak_bytes", "slot_bytes", "saved_bytes")
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift affects both
 
 
@@ -88,19 +89,10 @@ class Bench:
         cell = self.cell
         rows, capacity = routing.kept_rows(self.stock.deepspeed_moe.gate, self.x, self.seed + self.rank)
         matrix = parts.rows_matrix(rows)
-        comm_s, sent = parts.communication(matrix, cell.M, self.dtype, 1)
-        experts = self.stock.deepspeed_moe.experts.deepspeed_experts
-        forward_s, backward_s = parts.computation(experts, matrix, cell.M, 1)
-        received, rows_sent = matrix.sum(0).view(cell.W, -1).sum(1), matrix.sum(1)
-        padded = capacity * cell.E  # rows that each rank receives in stock: W sources x E / W experts x capacity
         return {
-            "comm_per_pass_s": comm_s,
-            "forward_compute_s": forward_s,
-            "backward_compute_s": backward_s,
-            "payload_bytes_sent": 2 * sent,
-            "rows_received": received.tolist(),
-            "rows_sent": rows_sent.tolist(),
-            "rows_padded": padded,
+            **parts.measured(self.stock.deepspeed_moe.experts.deepspeed_experts, matrix, cell.M, 1),
+            "rows_received": matrix.sum(0).view(cell.W, -1).sum(1).tolist(),
+            "rows_padded": capacity * cell.E,  # of each rank in stock: W sources x E / W experts x capacity
         }
 
     def memory(self) -> dict[str, object]:
@@ -126,32 +118,25 @@ class Bench:
         return found
 
 
-def settle(bench: Bench, module: MoE, most: int = 60) -> int:
-    """Step a swapped layer until Sluice has chosen its number of chunks; returns the steps taken.
+def settle(bench: Bench, module: MoE, most: int = 60) -> None:
+    """Step a swapped layer until Sluice has chosen its number of chunks.
 
     Candidates are tried in ordinary steps, and all ranks choose the same one. A few steps later the context has freed
     the slots that only other candidates needed, and the peak of memory is reset.
     """
-    taken = most
-    for step in range(most):
+    for _ in range(most):
         bench.once(module)
         if sluice_side.stats(module.deepspeed_moe)["last_is_settled"]:
-            taken = step + 1
             break
     for _ in range(sluice_side.STEPS_UNTIL_SLOTS_RETURN):
         bench.once(module)
     sluice_side.stats(module.deepspeed_moe, reset_peak=True)
-    return taken
 
 
 def typical(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the rounds in which parts were measured, and the shortest possible step."""
-    result = dict(found[0])
-    for name in ("comm_per_pass_s", "forward_compute_s", "backward_compute_s"):
-        result[name] = statistics.median(part[name] for part in found)
-    comm_s = result["comm_per_pass_s"]
-    result["possible_s"] = max(comm_s, result["forward_compute_s"]) + max(comm_s, result["backward_compute_s"])
-    return result
+    middle = {name: statistics.median(part[name] for part in found) for name in found[0] if name.endswith("_s")}
+    return {**found[0], **middle, "possible_s": parts.possible_s(middle)}
 
 
 def measure(cell: Cell, rank: Rank) -> dict[str, object]:
@@ -176,20 +161,16 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
     wall: dict[str, list[float]] = {side: [] for side in modules}
     outputs: dict[str, torch.Tensor] = {}
 
-    def counters() -> dict[str, dict]:
-        return {side: sluice_side.stats(m.deepspeed_moe) for side, m in modules.items() if side != "stock"}
-
     # In training a step follows a step of the same kind, which determines the state of the allocator's pages. So each
     # measured step follows an unmeasured step of its side, and every side follows every other side equally often.
     orders = list(itertools.permutations(modules))
-    before: dict[str, dict] = {}
     found_parts: list[dict[str, Any]] = []
     stolen = Stolen(plan["stolen"], plan["quiet_timeout"])
     spent, count = 0.0, 0
     while count < WARM_UP + plan["pairs"]:
         if count == WARM_UP and stolen.rounds == 0:
-            record["settling_steps"] = {s: settle(bench, m) for s, m in modules.items() if s != "stock"}
-            before = counters()
+            for side in sides:
+                settle(bench, modules[side])
         stolen.begin()
         timed: dict[str, float] = {}
         for side in orders[count % len(orders)]:
@@ -218,12 +199,13 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
     speedup = pair_ratios(wall["stock"], wall["sluice"])
     difference = (outputs["stock"].float() - outputs["sluice"].float()).abs().max().item()
     scale = outputs["stock"].float().abs().max().item()
+    stats = sluice_side.stats(modules["sluice"].deepspeed_moe)
     record.update(
         speedup=speedup,
         sluice_over_stock=pair_ratios(wall["sluice"], wall["stock"]),
         reached_over_possible=speedup["median"] / record["possible"],
         max_output_difference=max(gather(difference / max(scale, 1e-30))),
-        sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * stolen.rounds)),
+        sluice_stats=gather({name: stats[name] for name in COUNTERS}),
     )
     if plan["one_chunk"]:
         record["one_chunk_over_chosen"] = pair_ratios(wall["one_chunk"], wall["sluice"])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +35,6 @@ class Option:
     default: Any
     help: str = ""
     choices: Sequence[Any] | None = None
-    type: Callable[[str], Any] | None = None
 
     def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
         flag, text = "--" + name.replace("_", "-"), self.help + (" " if self.help else "") + "(%(default)s)"
@@ -44,7 +43,7 @@ class Option:
             return
         many = isinstance(self.default, (list, tuple))
         example = self.default[0] if many and self.default else self.default
-        kind = self.type or (str if example is None or example == [] else type(example))
+        kind = str if example is None or example == [] else type(example)
         more: dict[str, Any] = {"nargs": "+"} if many else {}
         parser.add_argument(flag, default=self.default, type=kind, choices=self.choices, help=text, **more)
 

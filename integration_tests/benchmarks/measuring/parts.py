@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -42,8 +43,8 @@ def rows_matrix(rows_per_expert: torch.Tensor) -> torch.Tensor:
     return torch.stack(gathered)
 
 
-def communication(matrix: torch.Tensor, width: int, dtype: torch.dtype, rounds: int) -> tuple[float, int]:
-    """Seconds of the two exchanges of one pass, and the payload bytes that this rank sends in them."""
+def communication(matrix: torch.Tensor, width: int, dtype: torch.dtype, rounds: int) -> float:
+    """Seconds of the two exchanges of one pass."""
     rank, world = dist.get_rank(), dist.get_world_size()
     to = matrix.view(world, world, -1).sum(2)  # [source, destination] rows
     out = [torch.zeros(int(to[rank, p]) if p != rank else 0, width, dtype=dtype) for p in range(world)]
@@ -55,8 +56,7 @@ def communication(matrix: torch.Tensor, width: int, dtype: torch.dtype, rounds: 
         exchange(out, back)
         exchange(back, out)
         seconds.append(time.perf_counter() - begin)
-    sent = sum(t.numel() * t.element_size() for t in [*out, *back])
-    return statistics.median(slowest(seconds[1:])), sent
+    return statistics.median(slowest(seconds[1:]))
 
 
 def computation(experts: nn.ModuleList, matrix: torch.Tensor, width: int, rounds: int) -> tuple[float, float]:
@@ -80,3 +80,15 @@ def computation(experts: nn.ModuleList, matrix: torch.Tensor, width: int, rounds
     for parameter in experts.parameters():
         parameter.grad = None
     return statistics.median(slowest(forward[1:])), statistics.median(slowest(backward[1:]))
+
+
+def measured(experts: nn.ModuleList, matrix: torch.Tensor, width: int, rounds: int) -> dict[str, float]:
+    """Seconds of the communication of a pass, and of the computation of forward and backward."""
+    comm_s = communication(matrix, width, next(experts.parameters()).dtype, rounds)
+    forward_s, backward_s = computation(experts, matrix, width, rounds)
+    return {"comm_per_pass_s": comm_s, "forward_compute_s": forward_s, "backward_compute_s": backward_s}
+
+
+def possible_s(found: Mapping[str, float]) -> float:
+    """The shortest possible step."""
+    return sum(max(found["comm_per_pass_s"], found[f"{way}_compute_s"]) for way in ("forward", "backward"))

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from torch import nn
 
-LANES = ("comm", "compute", "comm_cpu", "pass")
 STEPS_UNTIL_SLOTS_RETURN = 6  # SLUICE_SETTLED_PASSES (8) at two passes a step, and two steps more
 
 
@@ -50,15 +49,6 @@ def is_swapped(layer: nn.Module) -> bool:
 def stats(layer: nn.Module, reset_peak: bool = False) -> dict[str, Any]:
     """Counters of a swapped layer's context since its creation: bytes, nanoseconds per lane, memory."""
     return dict(importlib.import_module("sluice").stats(layer, reset_peak=reset_peak)["contexts"][0])
-
-
-def per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The mean costs of a step, from counters before and after `steps` steps; and the memory counters of `after`."""
-    found: dict[str, Any] = {f"{lane}_s": (after[f"{lane}_ns"] - before[f"{lane}_ns"]) / 1e9 / steps for lane in LANES}
-    found["bytes_sent"] = (after["bytes_sent"] - before["bytes_sent"]) // steps
-    found["chunks"] = after["last_num_chunks"]
-    found.update({key: after[key] for key in ("peak_bytes", "slot_bytes", "saved_bytes", "gemm") if key in after})
-    return found
 
 
 def trace_start() -> None:

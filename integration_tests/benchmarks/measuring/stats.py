@@ -38,12 +38,3 @@ def misses(name: str, wanted: Iterable[tuple[str, Any, str, Any]]) -> list[str]:
         for what, value, sign, mark in wanted
         if None not in (value, mark) and (value < mark if sign == ">=" else value > mark)
     ]
-
-
-def loss_differences(stock: Sequence[float], sluice: Sequence[float], first: int = 10) -> dict[str, float]:
-    """The largest difference of two runs' losses: over all steps, and in the `first` steps relative to stock's loss."""
-    pairs = list(zip(stock, sluice, strict=True))
-    return {
-        "max_loss_difference": max(abs(a - b) for a, b in pairs),
-        f"max_loss_difference_share_of_first_{first}": max(abs(a - b) / abs(a) for a, b in pairs[:first]),
-    }

@@ -14,6 +14,7 @@ from integration_tests.benchmarks.layer.cells import Cell
 from integration_tests.benchmarks.layer.layer_rank import Bench
 from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients, seconds_of
 from integration_tests.benchmarks.memory import memory
+from integration_tests.benchmarks.restore.restore import WITHOUT_COPIES
 from integration_tests.benchmarks.tuner.tuner_scenario import Choice, Scenario
 
 # The sources of T_DI and T_M in backward: `none` and S1 to S4 of the papers, then the other combinations of the 3 x 3.
@@ -24,7 +25,6 @@ POLICIES = {
     "off/k": ("offload", "keep"),
     "red/k": ("redispatch", "keep"),
 }
-WITHOUT_COPIES = ("S4", "k/rec", "red/k")
 COUNTERS = ("saved_bytes", "slot_bytes", "peak_bytes")
 
 

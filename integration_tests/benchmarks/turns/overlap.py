@@ -153,11 +153,9 @@ def main() -> None:
     choosing = rank.context(gemm=plan["gemm"], tuner=TunerOptions(mode="adaptive"))
     one = scenario.layer(alone, Choice(1))
     chosen = scenario.layer(choosing, OPEN)
-    settled_after = None
-    for count in range(plan["settle"]):
+    for _ in range(plan["settle"]):
         scenario.step(chosen)
         if choosing.stats()["last_is_settled"]:
-            settled_after = count + 1
             break
     for _ in range(2):
         scenario.step(one)
@@ -179,8 +177,6 @@ def main() -> None:
         "one_chunk_s": over_ranks(walls["one"], dist.ReduceOp.MAX),
         "chosen_s": over_ranks(walls["chosen"], dist.ReduceOp.MAX),
         "n": choosing.stats()["last_num_chunks"],
-        "settled_after": settled_after,  # number of steps; None: the race had not ended before the rounds
-        "decisions": choosing.decisions(),
     }
     rank.leave(found)
 

@@ -18,30 +18,25 @@ ROUNDS = 16  # all kinds of calls run in each round, because the machine's speed
 Action = Callable[[], list[float]]
 
 
-def decode(shape: Shape, dtype: torch.dtype, names: list[str], calls: int) -> dict[str, Any]:
+def decode(shape: Shape, dtype: torch.dtype, calls: int) -> dict[int, dict[str, float]]:
     """Microseconds of calls without gradients at T = 1, 2, 4, 8, each the median of the fastest quarter.
 
-    `call_us` and `narrow_us`: a call with each implementation, at full widths and at widths of 16. `gemms_us`: a loop
-    of torch.mm over the experts that have tokens. `narrow_gemms_us`: Sluice's two grouped GEMMs in narrow calls, from
-    its trace. `overhead_us`: the rest of a narrow call without a trace, including transformers' part. calls: per round.
+    `call_us` and `narrow_us`: a call at full widths and at widths of 16. `gemms_us`: a loop of torch.mm over the
+    experts that have tokens. `overhead_us`: the part of a narrow call, including transformers' part, that is not its
+    two grouped GEMMs, whose time is from a trace. calls: per round.
     """
     narrow = Shape(16, 16, shape.experts, shape.top_k)
-    found: dict[str, Any] = {}
+    found: dict[int, dict[str, float]] = {}
     with torch.no_grad():
         for tokens in (1, 2, 4, 8):
             module, rows = make_module(shape, dtype), make_rows(shape, tokens, dtype)
-            wide = {name: _micro(_call(module, name, rows), calls) for name in names}
-            wide["gemms"] = _micro(functools.partial(_gemms, module, rows), calls)
-            call_us = _in_turns(wide)
-            module, rows = make_module(narrow, dtype), make_rows(narrow, tokens, dtype)
-            small = {name: _micro(_call(module, name, rows), 10 * calls) for name in names}
-            small["gemms"] = functools.partial(traced_gemms, _call(module, "sluice", rows), 10 * calls)
-            narrow_us = _in_turns(small)
-            cell: dict[str, Any] = {name: {"call_us": call_us[name], "narrow_us": narrow_us[name]} for name in names}
-            cell["gemms_us"] = call_us["gemms"]
-            cell["sluice"]["narrow_gemms_us"] = narrow_us["gemms"]
-            cell["sluice"]["overhead_us"] = narrow_us["sluice"] - narrow_us["gemms"]
-            found[str(tokens)] = cell
+            gemms = functools.partial(_gemms, module, rows)
+            wide = _in_turns({"call": _micro(_call(module, rows), calls), "gemms": _micro(gemms, calls)})
+            call = _call(make_module(narrow, dtype), make_rows(narrow, tokens, dtype))
+            traced = functools.partial(traced_gemms, call, 10 * calls)
+            small = _in_turns({"call": _micro(call, 10 * calls), "gemms": traced})
+            found[tokens] = {"call_us": wide["call"], "narrow_us": small["call"], "gemms_us": wide["gemms"]}
+            found[tokens]["overhead_us"] = small["call"] - small["gemms"]
     return found
 
 
@@ -53,12 +48,8 @@ def _in_turns(kinds: dict[str, Action]) -> dict[str, float]:
     return {name: fastest_quarter(took) for name, took in times.items()}
 
 
-def _call(module: Any, name: str, rows: Rows) -> Callable[[], Any]:
-    def call() -> None:
-        module.config._experts_implementation = name
-        module(rows.tokens, rows.ids, rows.weights)
-
-    return call
+def _call(module: Any, rows: Rows) -> Callable[[], Any]:
+    return lambda: module(rows.tokens, rows.ids, rows.weights)
 
 
 def traced_gemms(call: Callable[[], Any], calls: int) -> list[float]:
@@ -106,11 +97,8 @@ def run(bench: Bench) -> list[str]:
         torch.set_num_threads(threads)
         for name in options.shapes:
             for dtype in options.dtypes:
-                found = decode(SHAPES[name], getattr(torch, dtype), ["sluice", "grouped_mm"], 3 * options.rounds)
-                for tokens, cell in found.items():
-                    fields = {"shape": name, "dtype": dtype, "threads": threads, "tokens": int(tokens)}
-                    ours = {key: cell["sluice"][key] for key in ("call_us", "narrow_us", "overhead_us")}
-                    rows.append({**fields, **ours, "gemms_us": cell["gemms_us"]})
+                for tokens, cell in decode(SHAPES[name], getattr(torch, dtype), 3 * options.rounds).items():
+                    rows.append({"shape": name, "dtype": dtype, "threads": threads, "tokens": tokens, **cell})
                     bench.tell(rows[-1])
                 bench.keep(rows)
     missed = []

@@ -47,9 +47,6 @@ OPTIONS = {
     "groups": Option(list(GROUPS), "with several ranks, what is trained", choices=list(GROUPS)),
     "layers": Option(1, "with several ranks, of the model"),
     "vocabulary": Option(3200, "with several ranks; as large a share of one layer as of Qwen3-30B-A3B"),
-    "reshard": Option(
-        False, "with several ranks, FSDP gathers weights in each forward and backward, as it does unasked"
-    ),
     "deduplicate": Option(False, "with several ranks, Sluice sends a token once to each rank"),
 }
 SMOKE = {"shape": "smoke", "tokens": 32, "rank": 4, "steps": 1, "rounds": 1, "link": "none", "vocabulary": 64}
@@ -97,7 +94,7 @@ def is_missed(row: dict[str, Any]) -> bool:
 def run_ranks(bench: Bench) -> list[str]:
     """Runs each group in each dtype. Returns a line for each speedup that is below LEAST_SPEEDUP."""
     options, rows, raw, missed = bench.options, [], [], []
-    names = ("shape", "layers", "vocabulary", "tokens", "rank", "rounds", "reshard", "deduplicate")
+    names = ("shape", "layers", "vocabulary", "tokens", "rank", "rounds", "deduplicate")
     with tempfile.TemporaryDirectory() as folder:
         for dtype in options.dtypes:
             for group in options.groups:

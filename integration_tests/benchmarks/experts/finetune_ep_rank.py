@@ -61,9 +61,8 @@ def load(plan: dict[str, Any]) -> Any:
         experts_implementation="sluice",
         distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
     )
-    if not plan["reshard"]:
-        base.set_reshard_after_forward(False)
-        base.set_reshard_after_backward(False)
+    base.set_reshard_after_forward(False)  # FSDP gathers weights once and keeps them
+    base.set_reshard_after_backward(False)
     stacks = EXPERTS if plan["group"] == "experts" else None
     torch.manual_seed(1)
     model = get_peft_model(base, LoraConfig(r=plan["rank"], target_modules=ATTENTION, target_parameters=stacks))

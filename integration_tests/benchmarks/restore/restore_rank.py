@@ -17,12 +17,10 @@ from integration_tests.benchmarks.memory import memory
 from integration_tests.benchmarks.restore.restore import WITHOUT_COPIES
 from integration_tests.benchmarks.tuner.tuner_scenario import Choice, Scenario
 
-# The sources of T_DI and T_M in backward: `none` and S1 to S4 of the papers, then the other combinations of the 3 x 3.
+# The sources of T_DI and T_M in backward: `none` and S1 to S4 of the papers, then two without copies.
 POLICIES = {
     **SETS,
-    "k/off": ("keep", "offload"),
     "k/rec": ("keep", "recompute"),
-    "off/k": ("offload", "keep"),
     "red/k": ("redispatch", "keep"),
 }
 COUNTERS = ("saved_bytes", "slot_bytes", "peak_bytes")

@@ -36,7 +36,6 @@ CASES: dict[str, tuple[int, int, int, int, int, str, float]] = {
 }
 OPTIONS = {
     "cases": Option(["one-expert", "eight"], choices=list(CASES)),
-    "link": Option(None, "another link than the cases name"),
     "gemm": GEMM,
     "rounds": Option(8),
     "settle": Option(120, "steps in which Sluice may choose n, at most"),
@@ -51,12 +50,12 @@ def run(bench: Bench) -> list[str]:
         *sizes, link, must = CASES[name]
         case = {**dict(zip("TMHEK", sizes, strict=True)), "skew": 1.0}
         plan = {"case": case, **bench.picked("rounds", "settle", "seed", "gemm")}
-        one = bench.ask(Path(__file__), plan, ranks=2, link=options.link or link, title=name)
+        one = bench.ask(Path(__file__), plan, ranks=2, link=link, title=name)
         one["ideal_s"] = sum(max(p["comm_s"], p["compute_s"] + p["comm_cpu_s"]) for p in one["parts"].values())
         one["reached"] = quartiles([one["ideal_s"] / seconds for seconds in one["chosen_s"]])["median"]
         one["one_chunk_over_chosen"] = pair_ratios(one["one_chunk_s"], one["chosen_s"])["median"]
         sizes_text = ", ".join(f"{letter} {case[letter]}" for letter in "TMHE")
-        found.append({"case": sizes_text, "link": options.link or link, "must": must, **one})
+        found.append({"case": sizes_text, "link": link, "must": must, **one})
         bench.tell({**row(found[-1]), "parts": one["parts"]})
         bench.keep([row(each) for each in found], found)
     return [line for x in found for line in misses(x["case"], [("of the ideal", x["reached"], ">=", x["must"])])]

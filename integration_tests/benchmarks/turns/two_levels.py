@@ -24,10 +24,8 @@ OPTIONS = {
     "nodes": Option(2),
     "per_node": Option(2, "ranks of each node"),
     **{name: Option(value) for name, value in {"T": 1024, "M": 1024, "H": 512, "E": 32, "K": 8}.items()},
-    "chunks": Option(0, "of all sides; 0: chosen by each"),
     "pairs": pairs(10),
     "warm_up": Option(40, "turns before that, in which each chooses n, and levels"),
-    "wire": Option(None, "rows travel rounded", choices=("bf16", "int8")),
     "gemm": GEMM,
     "seed": SEED,
 }
@@ -40,7 +38,7 @@ def run(bench: Bench) -> list[str]:
     options, lines = bench.options, []
     for link in options.links:
         plan = {"case": bench.picked(*"TMHEK"), "ranks_per_node": options.per_node}
-        plan |= bench.picked("pairs", "warm_up", "seed", "gemm", "chunks", "wire")
+        plan |= bench.picked("pairs", "warm_up", "seed", "gemm")
         nodes = {"ranks": options.nodes * options.per_node, "ranks_per_node": options.per_node}
         line = bench.ask(Path(__file__), plan, link=link, title=link, **nodes)
         walls = line.pop("wall_s")
@@ -103,10 +101,11 @@ def main() -> None:
     case = Scenario(plan, {**plan["case"], "skew": 1.0})
     generator = torch.Generator().manual_seed(plan["seed"] + rank.number)
     case.ids = torch.rand(case.ids.shape[0], plan["case"]["E"], generator=generator).topk(plan["case"]["K"]).indices
-    known = {"gemm": plan["gemm"], "ranks_per_node": plan["ranks_per_node"], "wire_dtype": plan["wire"]}
+    known = {"gemm": plan["gemm"], "ranks_per_node": plan["ranks_per_node"]}
     contexts = {side: rank.context(**known) for side in SIDES}
-    open_ = Choice(plan["chunks"], wgrad="adaptive")
-    layers = {side: case.layer(contexts[side], open_, deduplicate=way) for side, way in SIDES.items()}
+    layers = {
+        side: case.layer(contexts[side], Choice(0, wgrad="adaptive"), deduplicate=way) for side, way in SIDES.items()
+    }
     for count in range(plan["warm_up"]):
         for side in SIDES:
             case.step(layers[side])

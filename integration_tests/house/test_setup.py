@@ -120,35 +120,6 @@ def test_Setup_PipFailsOnce_IsTriedAgainWithoutItsCache(machine: Machine) -> Non
     assert len([line for line in machine.called("python") if " pip " in line]) == 4  # each of the two lists twice
 
 
-def test_OldestHost_SecondRun_InstallsNothing(machine: Machine) -> None:
-    own = machine.root / ".venv-oldest-host"
-    packages = machine.root / "packages"
-    packages.mkdir()
-    python = machine.root / ".venv" / "bin" / "python"
-    made = f'[ "$2" != venv ] || {{ mkdir -p {own}/bin && cp "$0" {own}/bin/python; }}'
-    machine.program(python, f'[ "$1" != -c ] || echo {packages}\n{made}')
-    (machine.bin / "cp").symlink_to(shutil.which("cp"))
-    done = machine.run("oldest_host.sh")
-    assert done.returncode == 0, done
-    build, install = (line for line in machine.called("python") if " pip " in line)
-    assert "wheel" in build and f"--python {own.name}/bin/python install" in install
-    assert "--no-deps" in build and "--no-deps" in install
-    assert (packages / "venv.pth").read_text().strip() == str(packages)  # .venv provides the missing packages
-    assert machine.run("oldest_host.sh").returncode == 0
-    assert len([line for line in machine.called("python") if " pip " in line]) == 2
-    pinned = machine.root / "third_party" / "setup" / "requirements-oldest-host.txt"
-    assert "deepspeed==0.15.4" in pinned.read_text().splitlines()
-    pinned.write_text("deepspeed==0.15.3\n")
-    assert machine.run("oldest_host.sh").returncode == 0
-    assert len([line for line in machine.called("python") if " pip " in line]) == 4
-
-
-def test_OldestHost_PipFails_LeavesNothingThatLooksWhole(machine: Machine) -> None:
-    machine.program(machine.root / ".venv" / "bin" / "python", '[ "$2" != pip ] && [ "$3" != pip ] || exit 7')
-    assert machine.run("oldest_host.sh").returncode != 0
-    assert not (machine.root / ".venv-oldest-host" / ".stamp").exists()
-
-
 def test_Environment_SourcedByHand_FindsItsCheckout(tmp_path: Path) -> None:
     """Otherwise DeepSpeed's operators would be built in the root folder by every process of a shell that sourced it."""
     source = f". {SETUP}/env.sh; echo $TORCH_EXTENSIONS_DIR"

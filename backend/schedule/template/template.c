@@ -168,16 +168,6 @@ static sluice_template_t* lay_out(const sluice_template_spec_t* spec, void* memo
   return schedule;
 }
 
-sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
-                                    sluice_template_t** out_template) {
-  *out_template = NULL;
-  SLUICE_TRY(check_spec(spec));
-  void* memory = sluice_alloc(allocator, bytes_of(spec), "schedule template");
-  if (memory == NULL) return sluice_alloc_status();
-  *out_template = lay_out(spec, memory);
-  return SLUICE_OK;
-}
-
 static void find_runs(sluice_template_t* t) {
   uint8_t is_awaited[(OPS_PER_CHUNK + NODE_OPS_PER_CHUNK) * SLUICE_MAX_CHUNKS + 1] = {0};
   for (int32_t d = 0; d < t->num_deps; ++d) is_awaited[t->deps[d]] = 1;
@@ -190,7 +180,8 @@ static void find_runs(sluice_template_t* t) {
   }
 }
 
-void sluice_template_seal(sluice_template_t* schedule) {
+/* Computes runs and hashes of a filled template. */
+static void seal(sluice_template_t* schedule) {
   find_runs(schedule);
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &schedule->spec, sizeof schedule->spec);
   hash = sluice_hash_bytes(hash, schedule->ops, (size_t)schedule->num_ops * sizeof(sluice_op_t));
@@ -230,7 +221,7 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
     if (!sluice_shares_act(spec)) SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
   }
   SLUICE_TRY(sluice_template_mark_releases(schedule));
-  sluice_template_seal(schedule);
+  seal(schedule);
   *out_template = schedule;
   return SLUICE_OK;
 }

@@ -17,10 +17,3 @@ uint64_t sluice_template_bytes(int32_t num_chunks, int32_t has_two_levels);
 /* Returns the maximum number of ops of a template with n chunks. */
 int32_t sluice_template_max_ops(int32_t num_chunks, int32_t has_two_levels);
 int32_t sluice_template_max_deps(int32_t num_chunks, int32_t has_two_levels);
-
-/* For readers of serialized templates. _new makes an empty template of a checked spec, with space for the maximum that
- * n chunks can have; _seal computes its runs and hashes after it is filled and proved. Errors: INVALID_ARGUMENT,
- * UNSUPPORTED (the spec), NO_MEMORY. */
-sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
-                                    sluice_template_t** out_template);
-void sluice_template_seal(sluice_template_t* schedule);

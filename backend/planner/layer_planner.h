@@ -3,8 +3,7 @@
  * passes. It prices the ops of the real template (backend/cost/cost.h) and sizes the real plans (backend/plan).
  *
  * Arguments are checked by the caller (capi/src/planner.c). */
-#ifndef SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
-#define SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
+#pragma once
 
 #include "backend/cost/cost.h"
 #include "backend/plan/plan.h"
@@ -55,5 +54,3 @@ typedef void (*sluice_planner_visit_fn_t)(void* user, const sluice_plan_data_t* 
 sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* wanted, sluice_planner_visit_fn_t visit,
                                              void* user);
-
-#endif /* SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_ */

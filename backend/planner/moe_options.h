@@ -6,8 +6,7 @@
  * resident. Slots, headers and borrowed GEMM memory belong to the context, which the layers of a stage share, as they
  * share the arena. Orders, counts and schedules are shared too, but the largest of each may come from different layers:
  * they are counted per layer, and the sum is an upper bound. Offloaded rows count as held, as under a memory_budget. */
-#ifndef SLUICE_BACKEND_PLANNER_MOE_OPTIONS_H_
-#define SLUICE_BACKEND_PLANNER_MOE_OPTIONS_H_
+#pragma once
 
 #include "backend/base/text.h"
 #include "backend/planner/layer_planner.h"
@@ -34,5 +33,3 @@ sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const s
 
 /* Writes the name of a choice: "n 4 (T_DI keep, T_M recompute, weight gradients per chunk)". */
 void sluice_moe_options_name(const sluice_planner_choice_t* choice, sluice_text_t* text);
-
-#endif /* SLUICE_BACKEND_PLANNER_MOE_OPTIONS_H_ */

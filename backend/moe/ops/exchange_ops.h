@@ -3,8 +3,7 @@
  *
  * Each `_start` packs and posts one exchange; the op waits with sluice_finish. Two may be in flight (rows and scalars).
  * All of this runs on the communication lane, one op at a time, so its scratch is shared without locks. */
-#ifndef SLUICE_BACKEND_MOE_OPS_EXCHANGE_OPS_H_
-#define SLUICE_BACKEND_MOE_OPS_EXCHANGE_OPS_H_
+#pragma once
 
 #include "backend/moe/ops/transfer.h"
 
@@ -22,5 +21,3 @@ sluice_status_t sluice_join_own(sluice_pass_t* pass, const sluice_op_t* op);
 
 /* Returns the gate's scalars (T_DGATE) to pass->gate_recv, in sent order. */
 sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_EXCHANGE_OPS_H_ */

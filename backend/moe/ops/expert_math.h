@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs over the local experts, described by the host's parameter tensors. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
-#define SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
+#pragma once
 
 #include "backend/base/tensor.h"
 #include "backend/moe/pass/pass.h"
@@ -31,5 +30,3 @@ sluice_matrix_t sluice_weight(sluice_pass_t* pass, int64_t index, int32_t parame
 /* Runs the first `count` problems of pass->gemms on the stream of the op's lane. */
 sluice_status_t sluice_grouped_gemm_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
                                         float beta);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_ */

@@ -6,8 +6,7 @@
  * P and U lie in T_LOW. P is computed again when needed, and U if a linear layer has two terms. A term is written
  * before the large GEMM, which then adds to it: the additional rounding affects only the small addend. Private to moe.
  */
-#ifndef SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_
-#define SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_
+#pragma once
 
 #include "backend/moe/ops/expert_math.h"
 
@@ -48,5 +47,3 @@ sluice_matrix_t sluice_low_matrix(const sluice_pass_t* pass, void* rows, int32_t
 
 /* Hash of what a forward and its backward must share: which adapters there are, their ranks and scales; 0: none. */
 uint64_t sluice_low_signature(const sluice_expert_tensors_t* params);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_ */

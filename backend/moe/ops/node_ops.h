@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops within a node of an exchange in two levels, for both directions. */
-#ifndef SLUICE_BACKEND_MOE_OPS_NODE_OPS_H_
-#define SLUICE_BACKEND_MOE_OPS_NODE_OPS_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -10,5 +9,3 @@ sluice_status_t sluice_node_dispatch(sluice_pass_t* pass, const sluice_op_t* op,
                                      const sluice_tensor_t* tokens);
 /* tensor: the rows to be summed, T_DO or dT_DI. */
 sluice_status_t sluice_node_combine(sluice_pass_t* pass, const sluice_op_t* op, int32_t index, int32_t tensor);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_NODE_OPS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ops that save rows in forward and restore them in backward. Private to moe. */
-#ifndef SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
-#define SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -11,5 +10,3 @@ sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t 
 sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op);
 /* Calls the host's expert, T_DI -> T_DO: in forward, and again in backward if T_DO was not kept. */
 sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The exchanges of both directions: rows, and the scalars that an op sends with them (travel.h). */
-#ifndef SLUICE_BACKEND_MOE_OPS_RUN_EXCHANGE_H_
-#define SLUICE_BACKEND_MOE_OPS_RUN_EXCHANGE_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -9,5 +8,3 @@
  * that closes it posts its own rows, waits for both, and then exchanges the scalars of both: at most two exchanges are
  * in flight. */
 sluice_status_t sluice_run_exchange(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_RUN_EXCHANGE_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Starts and finishes one exchange of an op, on the communication lane. Two exchanges of an op may be in flight: rows
  * and scalars. */
-#ifndef SLUICE_BACKEND_MOE_OPS_TRANSFER_H_
-#define SLUICE_BACKEND_MOE_OPS_TRANSFER_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -15,5 +14,3 @@ typedef struct sluice_transfer_s {
  * sluice_finish does not wait. */
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_TRANSFER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What ranks send each other: a row for each route, or, for a deduplicated layer, one copy of a token's row for each
  * rank and one sum back; or the same for each node, and within it for each rank. Chosen once for a pass. */
-#ifndef SLUICE_BACKEND_MOE_OPS_TRAVEL_H_
-#define SLUICE_BACKEND_MOE_OPS_TRAVEL_H_
+#pragma once
 
 #include "backend/moe/ops/transfer.h"
 
@@ -42,5 +41,3 @@ void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, cons
                                 int32_t tensor);
 void sluice_unpack_copy_weights(sluice_pass_t* pass, const sluice_op_t* op);
 void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_TRAVEL_H_ */

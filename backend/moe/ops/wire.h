@@ -3,8 +3,7 @@
  * (SLUICE_WIRE_*). Rows are encoded in place, where they were packed, and decoded in place, where they arrived: nothing
  * is allocated, and slots have the size of plain rows. Rows that stay on their rank keep their bits. A row's bits do
  * not depend on which rows are sent with it. */
-#ifndef SLUICE_BACKEND_MOE_OPS_WIRE_H_
-#define SLUICE_BACKEND_MOE_OPS_WIRE_H_
+#pragma once
 
 #include "backend/moe/pass/pass.h"
 
@@ -25,5 +24,3 @@ const sluice_wire_t* sluice_wire_of(const sluice_moe_t* moe);
 /* For the transfer that pass->send and ->recv describe: before it is posted, and after it has ended. */
 void sluice_wire_write_sent(sluice_pass_t* pass, const sluice_wire_t* wire);
 void sluice_wire_read_received(sluice_pass_t* pass, const sluice_wire_t* wire);
-
-#endif /* SLUICE_BACKEND_MOE_OPS_WIRE_H_ */

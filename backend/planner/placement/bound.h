@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A lower bound of the fullest rank's load over all placements. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_
+#pragma once
 
 #include "backend/planner/placement/placing.h"
 
@@ -9,5 +8,3 @@
  * since one of W ranks has k + 1 of them, plus the lightest other experts that fill its places. k = 0 is the heaviest
  * expert. Ranks without experts are not counted. Reads loads, by_load and capacity. */
 uint64_t sluice_placing_bound(const sluice_placing_problem_t* problem);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_ */

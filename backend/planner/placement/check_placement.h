@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rejects invalid placement problems. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_CHECK_PLACEMENT_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_CHECK_PLACEMENT_H_
+#pragma once
 
 #include "sluice/placement.h"
 
@@ -12,5 +11,3 @@ sluice_status_t sluice_placement_check_problem(const sluice_placement_problem_t*
  * before. taken: [num_experts] scratch. Errors: INVALID_ARGUMENT. */
 sluice_status_t sluice_placement_check_slots(const sluice_placement_problem_t* problem, const int32_t* first,
                                              int32_t* taken);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_CHECK_PLACEMENT_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Finds the best placement by exhaustive search. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
+#pragma once
 
 #include "backend/planner/placement/placing.h"
 
@@ -10,5 +9,3 @@ enum { SLUICE_PLACING_EXACT_EXPERTS = 12 };
 /* Makes inout_best the best placement of at most SLUICE_PLACING_EXACT_EXPERTS experts, by branch and bound from its
  * current value. Ranks without experts are skipped. */
 void sluice_placing_exact(sluice_placing_t* inout_best);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_ */

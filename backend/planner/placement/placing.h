@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A placement during planning: the rank of each expert, the load of each rank, and the score. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "sluice/placement.h"
@@ -56,5 +55,3 @@ static inline int64_t sluice_placing_cost(const sluice_placing_problem_t* p, int
   const int64_t bytes = (int64_t)p->bytes[e];
   return (to == p->home[e] ? 0 : bytes) - (from == p->home[e] ? 0 : bytes);
 }
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_ */

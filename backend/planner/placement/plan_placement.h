@@ -6,8 +6,7 @@
  * a second candidate starts from scratch: experts, heaviest first, go to the least loaded rank with a free place; swaps
  * level it; its groups are assigned to ranks so that the fewest bytes move (relabel.h). Experts that need not have
  * moved return to their home rank. Up to 12 experts, an exhaustive search finds the optimum (exact.h). */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_PLAN_PLACEMENT_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_PLAN_PLACEMENT_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "sluice/placement.h"
@@ -16,5 +15,3 @@
  * INVALID_ARGUMENT, NO_MEMORY: no effect. */
 sluice_status_t sluice_placement_plan(const sluice_placement_problem_t* problem, sluice_allocator_t* allocator,
                                       sluice_placement_result_t* result);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_PLAN_PLACEMENT_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Assigns the new groups of experts to ranks so that the fewest bytes move. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_RELABEL_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_RELABEL_H_
+#pragma once
 
 #include "backend/planner/placement/placing.h"
 
@@ -9,5 +8,3 @@
  * exactly [Kuhn 1955, Munkres 1957, by shortest augmenting paths]. The loads remain the same numbers, on other ranks.
  * Errors: NO_MEMORY: nothing has changed. */
 sluice_status_t sluice_relabel(sluice_placing_t* placing, sluice_allocator_t* allocator);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_RELABEL_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Swaps that reduce the load of the fullest rank, and swaps that return experts to their home rank. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_SWAPS_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_SWAPS_H_
+#pragma once
 
 #include "backend/planner/placement/placing.h"
 
@@ -14,5 +13,3 @@ void sluice_swaps_level(sluice_placing_t* placing);
 /* Returns experts to their home rank with swaps that move fewer bytes in total, without a rank above the fullest load
  * or the limit. */
 void sluice_swaps_return(sluice_placing_t* placing);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_SWAPS_H_ */

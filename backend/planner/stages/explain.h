@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Explains a plan in sentences: one line per stage with the reason for its first layer, and one per layer with the
  * reason for its option. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_
+#pragma once
 
 #include "backend/base/text.h"
 #include "backend/planner/stages/problem/model.h"
@@ -20,5 +19,3 @@ typedef struct sluice_stages_names_s {
  * options by kind and number. Any thread; no errors. */
 void sluice_stages_explain(const sluice_stages_problem_t* problem, const sluice_stages_plan_t* plan,
                            const sluice_stages_names_t* names, sluice_text_t* text);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_ */

@@ -9,8 +9,7 @@
  * of each stage) and the best cut of the order. For a single stage only the options are chosen.
  *
  * Source: vPipe (TPDS 2022); PipeDream (SOSP 2019) for the dynamic programme. docs/planner.md describes the method. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PLAN_STAGES_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PLAN_STAGES_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/planner/stages/problem/model.h"
@@ -35,5 +34,3 @@ sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* proble
  * options with the fewest bytes are taken then. */
 sluice_status_t sluice_stages_price(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                     sluice_stages_plan_t* plan);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PLAN_STAGES_H_ */

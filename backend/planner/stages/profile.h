@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The three options of a layer whose activations are kept, recomputed or offloaded as a whole. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
+#pragma once
 
 #include "backend/planner/stages/problem/model.h"
 
@@ -22,5 +21,3 @@ enum { SLUICE_STAGES_PROFILE_OPTIONS = 3 };
  * SLUICE_STAGES_KEEP, _RECOMPUTE, _OFFLOAD. Any thread; no errors. */
 void sluice_stages_options_of_profile(const sluice_stages_profile_t* profile,
                                       sluice_stages_option_t out_options[SLUICE_STAGES_PROFILE_OPTIONS]);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_ */

@@ -2,8 +2,7 @@
 /* Random loads of experts from a seed, after the workloads W0 to W7 of Megatron-LM's pull request 7488, each of which
  * isolates one effect. That pull request defines them by row; these are sums of rows by expert, reimplemented from its
  * table. */
-#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_
-#define SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ enum {
 /* out_loads [num_experts], num_experts / num_ranks of them on each rank, contiguous. */
 void workload_draw(int32_t workload, uint64_t seed, int32_t step, int32_t num_experts, int32_t num_ranks,
                    uint64_t* out_loads);
-
-#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_ */

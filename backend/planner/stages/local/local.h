@@ -7,8 +7,7 @@
  *
  * Source: vPipe, local swap and recompute algorithm: swap the tensors that free most bytes in idle link time, then
  * recompute those that free most bytes per second. Leanest, polish and branch and bound are ours. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_H_
+#pragma once
 
 #include "backend/planner/stages/problem/tables.h"
 
@@ -82,5 +81,3 @@ void sluice_stages_local_polish(sluice_stages_local_t* local);
 /* Runs greedy, then branch and bound up to most_nodes. Searches only for turns below cap: if is_proven and the turn of
  * the answer is not below cap, there is none. */
 int sluice_stages_local_exact(sluice_stages_local_t* local, double cap);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_H_ */

@@ -5,8 +5,7 @@
  * A turn is at least w * compute + (1 - w) * copies for any weight w in [0, 1]. For one w the undecided layers form a
  * multiple-choice knapsack. Its relaxation is solved by taking the steps of each layer's lower hull of (bytes, weighted
  * seconds) in order of seconds per byte until enough bytes are saved (Sinha and Zoltners, 1979). */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_BOUNDS_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_BOUNDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -35,5 +34,3 @@ void sluice_stages_local_bound_make(const struct sluice_stages_local_s* local, c
 /* Returns a lower bound of the weighted seconds of the layers from depth on within the given bytes; INFINITY: they do
  * not fit. */
 double sluice_stages_local_bound_of(const sluice_stages_local_bound_t* bound, int32_t depth, double bytes);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_BOUNDS_H_ */

@@ -7,8 +7,7 @@
  *
  * Source: vPipe, coarsening by the distance of layers in execution order. Its threshold is not in the text that we
  * have: the quarter of a share is ours. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_COARSEN_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_COARSEN_H_
+#pragma once
 
 #include "backend/planner/stages/problem/tables.h"
 
@@ -17,5 +16,3 @@
 int32_t sluice_stages_coarsen(const sluice_stages_tables_t* tables, int32_t* out_first, int32_t* scratch);
 /* Makes each layer a node. */
 int32_t sluice_stages_leave_fine(const sluice_stages_tables_t* tables, int32_t* out_first);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PARTITION_COARSEN_H_ */

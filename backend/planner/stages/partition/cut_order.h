@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Partitions that cut the execution order. A chain has no others, so the best of them is the optimum; for other graphs
  * the best cut is a good start. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_CUT_ORDER_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_CUT_ORDER_H_
+#pragma once
 
 #include "backend/planner/stages/partition/partition.h"
 
@@ -20,5 +19,3 @@ sluice_status_t sluice_cut_order_fits(sluice_partition_t* partition, int32_t* ou
 /* Divides the layers evenly by one number per layer, as hosts do today; a start for refinement. Sets and settles.
  * weights: [num_layers + 1] sums before a layer. Errors: NO_MEMORY. */
 sluice_status_t sluice_cut_order_evenly(sluice_partition_t* partition, const double* weights);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PARTITION_CUT_ORDER_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* vPipe's decomposition: a partition for given options, then options for that partition, repeated until nothing
  * improves. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_HEURISTIC_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_HEURISTIC_H_
+#pragma once
 
 #include "backend/planner/stages/partition/partition.h"
 
@@ -11,5 +10,3 @@
  * tables. out_num_rounds: alternations. Errors: NO_MEMORY. */
 sluice_status_t sluice_stages_search(sluice_partition_t* partition, sluice_partition_t* scratch, int32_t coarsen,
                                      int32_t* out_num_rounds);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PARTITION_HEURISTIC_H_ */

@@ -7,8 +7,7 @@
  * slower side's seconds per stage, or the messages between the sides if these take longer; then bytes.
  *
  * Source: vPipe's global algorithm; Kernighan and Lin 1970; Fiduccia and Mattheyses 1982. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_KERNIGHAN_LIN_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_KERNIGHAN_LIN_H_
+#pragma once
 
 #include "backend/planner/stages/problem/tables.h"
 
@@ -16,5 +15,3 @@
  * Errors: NO_MEMORY. */
 sluice_status_t sluice_stages_kernighan_lin(const sluice_stages_tables_t* tables, const int32_t* first,
                                             int32_t num_nodes, const double* seconds_of, int32_t* out_stage_of);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PARTITION_KERNIGHAN_LIN_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A partition during planning: the stage of each layer, and the cost of each stage with its best options. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_PARTITION_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_PARTITION_H_
+#pragma once
 
 #include "backend/planner/stages/local/local.h"
 
@@ -52,5 +51,3 @@ int32_t sluice_partition_worst_stage(const sluice_partition_t* partition);
 /* Cuts the order of layers at the ends of the stages' runs. */
 void sluice_partition_set_ends(sluice_partition_t* partition, const int32_t* ends);
 void sluice_partition_copy(sluice_partition_t* to, const sluice_partition_t* from);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PARTITION_PARTITION_H_ */

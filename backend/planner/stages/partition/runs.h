@@ -6,8 +6,7 @@
  * cap grows from the least that floors allow until a division below it is found.
  *
  * Source: PipeDream's partitioning; the windows of the floor are ours. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_RUNS_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_RUNS_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 
@@ -33,5 +32,3 @@ sluice_status_t sluice_runs_divide(const sluice_runs_t* runs, sluice_allocator_t
  * exist. Errors: NO_MEMORY. */
 sluice_status_t sluice_runs_reach(const sluice_runs_t* runs, sluice_allocator_t* allocator, double cap,
                                   int32_t* out_is_found);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PARTITION_RUNS_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Messages between neighbouring stages: an output that a later stage reads crosses every boundary on its way once, and
  * its gradient returns. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MESSAGES_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MESSAGES_H_
+#pragma once
 
 #include "backend/planner/stages/problem/tables.h"
 
@@ -28,5 +27,3 @@ double sluice_stages_turn_seconds(const sluice_stages_problem_t* problem, double
 
 /* Returns the seconds for copying the bytes out and back in; INFINITY if nothing can be copied. */
 double sluice_stages_copy_seconds(const sluice_stages_problem_t* problem, uint64_t bytes);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MESSAGES_H_ */

@@ -5,8 +5,7 @@
  *
  * Keeping, recomputing and offloading activations are options (sluice_stages_options_of_profile makes the three); so
  * are the plans of a Mixture-of-Experts layer (backend/planner/moe_options.h). */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MODEL_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MODEL_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -55,5 +54,3 @@ typedef struct sluice_stages_plan_s {
   int32_t is_optimal;              /* 1: no plan has a faster slowest stage */
   int32_t num_rounds;              /* alternations of partition and options in the heuristic */
 } sluice_stages_plan_t;
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MODEL_H_ */

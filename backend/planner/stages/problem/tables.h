@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tables derived once from a problem: options worth choosing, sums over runs of layers, readers and sources. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_
+#pragma once
 
 #include "backend/base/alloc.h"
 #include "backend/planner/stages/problem/model.h"
@@ -69,5 +68,3 @@ static inline uint64_t sluice_stages_run_least_bytes(const sluice_stages_tables_
   const uint64_t* lean = t->leanest + (uint64_t)stage * ((uint64_t)t->num_layers + 1);
   return sluice_stages_run_fixed_bytes(t, stage, first, end) + lean[end] - lean[first];
 }
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_ */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The reference: every partition of a short chain with every choice of options, with the formulas of model.h
  * implemented a second time. It is slow, and simple enough not to share the solvers' errors. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_TEST_EXHAUSTIVE_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_TEST_EXHAUSTIVE_H_
+#pragma once
 
 #include "backend/planner/stages/problem/model.h"
 
@@ -23,5 +22,3 @@ double exhaustive_turn(const sluice_stages_problem_t* problem, int32_t stage, in
 
 /* The budget of one stage; UINT64_MAX: none. */
 uint64_t exhaustive_budget(const sluice_stages_problem_t* problem, int32_t stage);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_TEST_EXHAUSTIVE_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Random problems from a seed. */
-#ifndef SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_
-#define SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_
+#pragma once
 
 #include "backend/planner/stages/problem/model.h"
 
@@ -34,5 +33,3 @@ random_problem_t random_nests(random_t* random, int32_t num_layers, int32_t num_
 /* Any forward edges, 1 to 3 per layer. */
 random_problem_t random_graph(random_t* random, int32_t num_layers, int32_t num_stages);
 void random_problem_free(random_problem_t* problem);
-
-#endif /* SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_ */

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from sluice.adapters.deepspeed.moe.deciding import Decider
     from sluice.adapters.deepspeed.pipeline.takeover import Takeover
 
-# Tests put a plain torch model here.
-open_backend = EngineBackend
-
 
 class Stage(NamedTuple):
     """The pipeline stage of a module: each stage swaps its own layers, and one of its ranks prints the banner."""
@@ -198,7 +195,7 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             where = (ranks, finding.device)
             if where not in handle.backends:
                 own = shares.options_of(options, findings, where, functools.partial(_least, ranks, options.timeout))
-                handle.backends[where] = open_backend(ranks, own, finding.device)
+                handle.backends[where] = EngineBackend(ranks, own, finding.device)
                 if own.shared_memory_budget is not None and sharing is not None:
                     sharing.add(where, handle.backends[where].context, handle.families.setdefault(where, []))
             family = handle.families.setdefault(where, [])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 
-import consumers
 import elf
 import libraries
 import manual
@@ -90,25 +89,6 @@ def test_Libraries_NeedAnOldEnoughCLibrary_AndSearchNoFolderOfTheBuilder(unpacke
     for path in found:
         assert elf.needs(path, "GLIBCXX") == elf.needs(path, "CXXABI") == ()
         assert elf.dynamic(path, "RPATH") == elf.dynamic(path, "RUNPATH") == []
-
-
-def test_Elf_ReadsWhatAnotherLibraryNeeds(tmp_path):
-    (tmp_path / "a.cc").write_text("#include <string>\nstd::string f(int n) { return std::to_string(n); }\n")
-    command = ["g++", "-shared", "-fPIC", "-Wl,-rpath,/nowhere", "a.cc", "-o", "a.so"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    assert elf.needs(tmp_path / "a.so", "GLIBCXX")[:2] == (3, 4)
-    assert elf.dynamic(tmp_path / "a.so", "RUNPATH") + elf.dynamic(tmp_path / "a.so", "RPATH") == ["/nowhere"]
-
-
-def test_PkgConfig_ProjectElsewhere_BuildsAndRuns(unpacked, tmp_path):
-    moved = shutil.copytree(unpacked, tmp_path / "moved", symlinks=True)
-    folder = consumers.project(tmp_path / "project")
-    consumers.with_pkg_config(folder, moved / "lib", PKG_CONFIG_PATH=str(moved / "lib/pkgconfig"))
-
-
-def test_FindPackage_ProjectElsewhere_BuildsAndRuns(unpacked, tmp_path):
-    moved = shutil.copytree(unpacked, tmp_path / "moved", symlinks=True)
-    consumers.with_cmake(consumers.project(tmp_path / "project"), moved / "lib", moved)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 INCLUDE = os.path.join(ROOT, "capi", "include")
+SCRIPT = os.path.join(ROOT, "capi", "abi", "sluice.lds")
 sys.path.insert(0, HERE)
 import abi_table  # noqa: E402
 import in_cxx  # noqa: E402
@@ -60,10 +62,15 @@ def check(path: str, text: str) -> None:
 
 
 def since(release: str) -> list[str]:
-    """Returns the entries of the record of that tag or commit that the headers break."""
+    """Returns the entries of the record of that tag or commit that the headers break, and new functions without a node
+    in the version script."""
     command = ["git", "-C", ROOT, "show", f"{release}:{record.PATH}"]
     before = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return record.breaks(before, record.text(abi_table.read(INCLUDE)))
+    after = record.text(abi_table.read(INCLUDE))
+    with open(SCRIPT) as file:
+        named = set(re.findall(r"\bsluice_\w+", file.read()))
+    new = sorted(record.functions(after) - record.functions(before) - named)
+    return record.breaks(before, after) + [f"{name}: list this new function in capi/abi/sluice.lds" for name in new]
 
 
 def main() -> None:

@@ -76,14 +76,12 @@ def _changelog(version: str, seconds: int) -> bytes:
     return gzip.compress((text + f" -- {MAINTAINER}  {date}\n").encode(), 9, mtime=seconds)
 
 
-def _symbols(upstream: str) -> str:
+def _symbols(library: str, upstream: str) -> str:
     """Returns the symbols file: the version that added each symbol, so that programs depend on the oldest sufficient
     version."""
-    lines = ["libsluice.so.0 libsluice0 #MINVER#"]
-    with open(os.path.join(ROOT, "capi", "abi", "sluice.lds")) as file:
-        since = elf.map_symbols(file.read())
+    lines, since = ["libsluice.so.0 libsluice0 #MINVER#"], elf.exported(library)
     lines += [f" {node}@{node} {node.removeprefix('SLUICE_')}" for node in sorted(set(since.values()))]
-    lines += [f" {name}@{node} {node.removeprefix('SLUICE_')}" for name, node in since.items()]
+    lines += [f" {name}@{node} {node.removeprefix('SLUICE_')}" for name, node in sorted(since.items())]
     return "\n".join(lines).replace("#MINVER#", f"(>= {upstream})") + "\n"
 
 
@@ -119,7 +117,9 @@ def _control(folder: str, package: str, fields: list[str], version: str, upstrea
     tree.write(os.path.join(debian, "md5sums"), "".join(sums))
     if package == "libsluice0":
         tree.write(os.path.join(debian, "shlibs"), f"libsluice 0 libsluice0 (>= {upstream})\n")
-        tree.write(os.path.join(debian, "symbols"), _symbols(upstream))
+        tree.write(
+            os.path.join(debian, "symbols"), _symbols(os.path.join(folder, "usr", LIBDIR, "libsluice.so.0"), upstream)
+        )
         tree.write(os.path.join(debian, "triggers"), "activate-noawait ldconfig\n")
 
 

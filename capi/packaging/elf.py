@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads shared libraries: names, sections, and the versions of the C and C++ libraries that they need. Also reads the
-symbols of a linker's version script."""
+"""Reads shared libraries: names, sections, symbols, and the versions of the C and C++ libraries that they need."""
 
 from __future__ import annotations
 
@@ -38,16 +37,6 @@ def build_id(path: str) -> str:
     return re.search(r"Build ID: ([0-9a-f]+)", run("readelf", "-W", "--notes", path)).group(1)
 
 
-def map_symbols(text: str) -> dict[str, str]:
-    """Returns {symbol: version} of a linker's version script."""
-    text = re.sub(r"/\*.*?\*/|#[^\n]*", "", text, flags=re.DOTALL)
-    symbols = {}
-    for version, body in re.findall(r"(\w[\w.]*)\s*\{(.*?)\}", text, re.DOTALL):
-        found = re.search(r"global:(.*?)(?:local:|$)", body, re.DOTALL)
-        for name in (found.group(1) if found else "").replace(";", " ").split():
-            if "*" in name or name in symbols:
-                raise ValueError(
-                    f"{name} stands in the version script twice, or is a wildcard: name each function once"
-                )
-            symbols[name] = version
-    return symbols
+def exported(path: str) -> dict[str, str]:
+    """Returns {exported symbol: its version}, without those that have no version."""
+    return dict(re.findall(r" (\w+)@@(\S+)$", run("readelf", "-W", "--dyn-syms", path), re.MULTILINE))

@@ -12,6 +12,7 @@ the comparison, and what to do with a difference.
 """
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import shutil
@@ -32,6 +33,7 @@ VENDOR = ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2"
 PROMISED = ("out", "dx", "dw")
 NO_KERNELS = "has no CUDA kernels"  # a part of the refusal's message
 SHOWN = 40
+SECONDS = 240  # of one call
 
 
 class Trouble(Exception):
@@ -114,14 +116,20 @@ def _environment(fakes, folder):
 
 
 def run(program, fakes, calls, options, each_rank=False):
-    """Runs the program and returns its lines."""
-    command = [str(program), *["--each-rank"] * each_rank, "--jobs", str(options.jobs), *calls]
+    """Runs each call in its own process, and returns the lines."""
     with tempfile.TemporaryDirectory() as folder:
         environment = _environment(fakes, pathlib.Path(folder))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
-        raise Trouble(f"{program} ended with {done.returncode}: {done.stderr.strip()}")
-    return read_digests(done.stdout)
+
+        def one(name):
+            command = [str(program), *["--each-rank"] * each_rank, name]
+            try:
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                return f"{name} ended: no answer in {SECONDS} s\n"
+            return done.stdout if done.returncode == 0 else f"{name} ended: {done.returncode} {done.stderr[-200:]!r}\n"
+
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            return read_digests("".join(pool.map(one, calls)))
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------

@@ -1,27 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs the listed calls, or those with the given ids, and prints a line for each: hashes of the exact bits of outputs.
+/* Runs one call of the list and prints a line: hashes of the exact bits of its outputs.
  *
- *   digest [--each-rank] [--jobs N] [ID...]
+ *   digest [--each-rank] ID
  *
- * A call runs in its own process, with its ranks as threads; N processes at a time, lines in the order of the list.
- * --each-rank prints a line for each rank. Exit 0: all calls ran; 1: some were refused or ended otherwise, as their
- * lines say; 2: the arguments are wrong. */
-#include <errno.h>
+ * The ranks of the call are threads. --each-rank prints a line for each rank. A line says if the call was refused. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "caller.h"
 #include "integration_tests/digest/listed.h" /* written by calls.py */
 
-enum { NUM_LISTED = sizeof listed / sizeof listed[0], ANSWER = 4096, SECONDS = 240 };
-
 void omp_set_num_threads(int threads); /* of libgomp: the library uses its caller's number of threads */
-
-/* ---- one call -------------------------------------------------------------------------------------------------- */
 
 enum { OUT, DX, DW, FIRST_PARAM, NUM_HASHES = FIRST_PARAM + NUM_PARAMS };
 static const char* const hash_names[NUM_HASHES] = {"out", "dx", "dw", "w1", "w3", "w2", "b1", "b3", "b2"};
@@ -142,90 +133,20 @@ static void run_call(const call_t* c, int each_rank, char* answer, size_t room) 
   if (!each_rank) (void)print_line(answer, room, c, ranks, 0, c->ranks);
 }
 
-/* ---- all calls ------------------------------------------------------------------------------------------------- */
-
-typedef struct job_s {
-  call_t call;
-  pid_t pid;
-  int pipe;
-  char answer[ANSWER];
-} job_t;
-
-static job_t* jobs;
-static int num_jobs;
-
-static void start(job_t* job, int each_rank) {
-  int ends[2];
-  if (pipe(ends) != 0 || (job->pid = fork()) < 0) {
-    fprintf(stderr, "digest: no process for %s: %s\n", job->call.id, strerror(errno));
-    exit(2);
-  }
-  if (job->pid == 0) {
-    alarm(SECONDS);
-    run_call(&job->call, each_rank, job->answer, sizeof job->answer);
-    size_t length = strlen(job->answer);
-    _exit(write(ends[1], job->answer, length) == (ssize_t)length ? 0 : 1); /* fits into a pipe's buffer */
-  }
-  close(ends[1]);
-  job->pipe = ends[0];
-}
-
-static void collect(int* running) {
-  int status = 0;
-  pid_t pid = wait(&status);
-  for (int i = 0; i < num_jobs; ++i) {
-    job_t* job = &jobs[i];
-    if (job->pid != pid) continue;
-    ssize_t length = read(job->pipe, job->answer, sizeof job->answer - 1);
-    close(job->pipe);
-    job->answer[length > 0 ? length : 0] = '\0';
-    job->pid = 0;
-    --*running;
-    if (WIFSIGNALED(status) || length <= 0)
-      snprintf(job->answer, sizeof job->answer, "%s ended: signal %d, exit %d\n", job->call.id,
-               WIFSIGNALED(status) ? WTERMSIG(status) : 0, WIFEXITED(status) ? WEXITSTATUS(status) : 0);
-  }
-}
-
-/* Makes a job of each listed call, or of those with the given ids. */
-static void choose(char** ids, int count) {
-  jobs = calloc(NUM_LISTED, sizeof *jobs);
-  if (jobs == NULL) abort();
-  for (int i = 0; i < NUM_LISTED; ++i) {
-    int is_chosen = count == 0;
-    for (int k = 0; k < count; ++k) is_chosen |= strcmp(ids[k], listed[i].id) == 0;
-    if (is_chosen) jobs[num_jobs++].call = listed[i];
-  }
-}
-
-static int run_all(int each_rank, int most) {
-  int running = 0, failed = 0;
-  for (int i = 0; i < num_jobs; ++i) {
-    if (running == most) collect(&running);
-    start(&jobs[i], each_rank);
-    ++running;
-  }
-  while (running > 0) collect(&running);
-  for (int i = 0; i < num_jobs; ++i) {
-    fputs(jobs[i].answer, stdout);
-    failed |= strstr(jobs[i].answer, " refused: ") != NULL || strstr(jobs[i].answer, " ended: ") != NULL;
-  }
-  return failed;
-}
-
 int main(int argc, char** argv) {
-  int each_rank = 0, most = 1, at = 1;
-  for (; at < argc && argv[at][0] == '-'; ++at) {
-    if (strcmp(argv[at], "--each-rank") == 0) each_rank = 1;
-    if (strcmp(argv[at], "--jobs") == 0 && at + 1 < argc) most = atoi(argv[++at]);
+  static char answer[4096];
+  const call_t* call = NULL;
+  for (size_t i = 0; argc > 1 && i < sizeof listed / sizeof listed[0]; ++i) {
+    if (strcmp(argv[argc - 1], listed[i].id) == 0) call = &listed[i];
   }
-  if (most < 1) {
-    fprintf(stderr, "usage: digest [--each-rank] [--jobs N] [ID...]\n");
+  if (call == NULL || argc > 3 || (argc == 3 && strcmp(argv[1], "--each-rank") != 0)) {
+    fprintf(stderr, "usage: digest [--each-rank] ID\n");
     return 2;
   }
   /* Settings that would change values are fixed: kernels that every processor has, and the gemm of the list. */
   setenv("SLUICE_NATIVE", "avx2", 1);
   unsetenv("SLUICE_GEMM"), unsetenv("SLUICE_CUBLAS"), unsetenv("SLUICE_POISON"), unsetenv("SLUICE_HUGE_PAGES");
-  choose(argv + at, argc - at);
-  return run_all(each_rank, most);
+  run_call(call, argc == 3, answer, sizeof answer);
+  fputs(answer, stdout);
+  return 0;
 }

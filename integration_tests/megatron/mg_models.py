@@ -295,41 +295,46 @@ def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
 
 
-def train_both(
-    ep: int, steps: int = 3, how: str = "decorated", options: dict[str, Any] | None = None, **changes: Any
+def compared(
+    make: Callable[[str], Host], how: str, steps: int, microbatches: int = 2, tape: Tape | None = None
 ) -> dict[str, Any]:
-    """Trains by stock and by Sluice, and returns the difference of their results."""
-    options = {"gemm": "host", **(options or {})}
-    stock = Host(ep, "stock", **changes)
+    """Trains the hosts that `make` returns for "stock" and for `how`, and returns the difference of their results.
+    tape: the routes of stock are replayed on Sluice."""
+    stock = make("stock")
     first = stock.parameters()
-    wanted = stock.train(steps)
-    mine = Host(ep, how, options, **changes)
-    before = sluice.stats(mine.model)["contexts"][-1]  # earlier tests' models may have used this context
-    found = mine.train(steps)
+    wanted = stock.train(steps, microbatches, forward_step if tape is None else tape.record)
+    if tape is not None:
+        tape.rewind()
+    mine = make(how)
+    before = sluice.stats(mine.model, reset_peak=True)["contexts"][-1]  # earlier models may have used this context
+    found = mine.train(steps, microbatches, forward_step if tape is None else tape.replay)
     stats = sluice.stats(mine.model)
     total = stats["contexts"][-1]
     return {
         "stock": wanted,
         "sluice": found,
         "gap": gaps(stock.parameters(), mine.parameters()),
+        "moved": gaps(stock.parameters(), first),
         "passes": total["num_passes"] - before["num_passes"],
         "passes_in_place": total["passes_in_place"] - before["passes_in_place"],
         "computed_by": sorted({each["computed_by"] for each in stats["layers"]}),
         "layers": len(stats["layers"]),
-        "moved": gaps(stock.parameters(), first),
         "router_biases": [stock.router_biases(), mine.router_biases()],
+        **{name: total[name] for name in ("most_outstanding", "planned_outstanding", "peak_bytes")},
     }
 
 
-def train_replayed(ep: int, steps: int, **changes: Any) -> dict[str, Any]:
-    """Does the same as train_both, with the routes of stock replayed on Sluice."""
-    changes["moe_enable_routing_replay"] = True
-    tape = Tape()
-    stock = Host(ep, "stock", **changes)
-    wanted = stock.train(steps, around=tape.record)
-    tape.rewind()
-    mine = Host(ep, "decorated", {"gemm": "host"}, **changes)
-    found = mine.train(steps, around=tape.replay)
-    computed = sorted({each["computed_by"] for each in sluice.stats(mine.model)["layers"]})
-    gap = gaps(stock.parameters(), mine.parameters())
-    return {"stock": wanted, "sluice": found, "gap": gap, "computed_by": computed}
+def train_both(
+    ep: int,
+    steps: int = 3,
+    how: str = "decorated",
+    options: dict[str, Any] | None = None,
+    replayed: bool = False,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Trains by stock and by Sluice. replayed: with the routes of stock, so that near ties do not change."""
+    options = {"gemm": "host", **(options or {})}
+    if replayed:
+        changes["moe_enable_routing_replay"] = True
+    tape = Tape() if replayed else None
+    return compared(lambda how: Host(ep, how, options, **changes), how, steps, tape=tape)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import mg_models
-import sluice
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -70,25 +69,7 @@ def train_both(
 ) -> dict[str, Any]:
     """Does the same as mg_models.train_both, with four micro-batches per step."""
     options = {"gemm": "host", **(options or {})}
-    stock = PipelineHost("stock", options, parts, **changes)
-    first = stock.parameters()
-    wanted = stock.train(steps, microbatches=4)
-    mine = PipelineHost(how, options, parts, **changes)
-    before = sluice.stats(mine.model, reset_peak=True)["contexts"][-1]
-    found = mine.train(steps, microbatches=4)
-    stats = sluice.stats(mine.model)
-    total = stats["contexts"][-1]
-    return {
-        "stock": wanted,
-        "sluice": found,
-        "gap": mg_models.gaps(stock.parameters(), mine.parameters()),
-        "moved": mg_models.gaps(stock.parameters(), first),
-        "passes": total["num_passes"] - before["num_passes"],
-        "layers": len(stats["layers"]),
-        "most_outstanding": total["most_outstanding"],
-        "planned_outstanding": total["planned_outstanding"],
-        "peak_bytes": total["peak_bytes"],
-    }
+    return mg_models.compared(lambda how: PipelineHost(how, options, parts, **changes), how, steps, microbatches=4)
 
 
 def dies_in_training(folder: str) -> dict[str, Any]:

@@ -168,7 +168,7 @@ GROUPED: dict[str, dict[str, Any]] = {
 def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, what: str) -> None:
     """GroupedMLP, which 0.17 no longer has, trains in bf16 only. Routes are replayed, since near ties may change."""
     case = {"moe_grouped_gemm": True, "params_dtype": "bfloat16", **GROUPED[what]}
-    for found in oldest2.run("mg_models:train_replayed", ep=2, steps=5, **case):
+    for found in oldest2.run("mg_models:train_both", ep=2, steps=5, replayed=True, **case):
         assert found["computed_by"] == ["sluice"]
         assert found["sluice"]["losses"] == pytest.approx(found["stock"]["losses"], abs=0.005), found
         assert found["sluice"]["norms"] == pytest.approx(found["stock"]["norms"], rel=0.01), found

@@ -492,7 +492,4 @@ def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int
 
 def moved_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
     """Returns the bytes of layers that change their stage."""
-    stays = set()
-    for (a, b), (c, d) in zip(zip(old, old[1:]), zip(new, new[1:])):
-        stays.update(range(max(a, c), min(b, d)))
-    return sum(size for layer, size in enumerate(sizes) if layer not in stays)
+    return sum(size for was, now, size in zip(stages_of(old), stages_of(new), sizes) if was != now)

@@ -223,25 +223,6 @@ def test_Times_LayerThatHasChanged_IsMeasuredAgain() -> None:
     assert times.means() == [pytest.approx(3.1), 1.0]
 
 
-@pytest.mark.parametrize(
-    ("front", "back", "parts"),
-    [(2.0, 3.0, (0, 7, 12)), (1.0, 3.0, (0, 8, 12)), (2.0, 4.0, (0, 8, 12)), (2.0, 4.0, (0, 7, 12))],
-)
-def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
-    front: float, back: float, parts: tuple[int, ...]
-) -> None:
-    """Of twelve layers with forwards of one second, the first are frozen, with or without gradients of their inputs, or
-    have backwards of one and three seconds. The best partition is kept, and any other is replaced by a best one."""
-    seconds = [front] * 6 + [back] * 6
-    best = min(slowest_stage(seconds, (0, cut, 12)) for cut in range(1, 12))
-    assert slowest_stage(seconds, parts) == best
-    stays, goes = LayerDecider(parts, [SIZE] * 12, LINK, 8), LayerDecider((0, 4, 12), [SIZE] * 12, LINK, 8)
-    for _ in range(20):
-        assert stays.after_batch(seconds).parts == parts
-        goes.after_batch(seconds)
-    assert slowest_stage(seconds, goes.parts) == best
-
-
 def _benchmark_changes(layers: int) -> Iterator[list[float]]:
     """The changes that integration_tests/benchmarks/live draws."""
     path = Path(__file__).resolve().parents[3] / "integration_tests/benchmarks/live/live_changes.py"

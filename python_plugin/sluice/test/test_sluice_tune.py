@@ -77,16 +77,15 @@ def test_Tune_KeepInAFileOfTheUsers_IsRefusedBeforeAnyStep(tmp_path, capsys, mon
     assert own.read_text() == "import torch\n" and os.listdir(tmp_path) == ["train.py"]
 
 
-def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path) -> None:
+def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path, capsys, monkeypatch) -> None:
     pytest.importorskip("torch")
-    words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--keep", str(tmp_path / "kept.json"), "--json"]
+    monkeypatch.chdir(tmp_path)
+    words = [*SIZES[:-2], "--cache-dir", "cache", "--keep", "kept.json", "--json", "--budget", "1GB"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "2"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
-    run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
-    done = subprocess.run([*launcher(), "-m", "sluice", "tune", *words, *model], **run)
-    assert done.returncode == 1 and "exitcode  : 1" in done.stderr
-    assert "nothing kept: undecided after 2 steps; allow more: --steps" in done.stderr
-    made = json.loads(done.stdout)
+    assert tune_command.main([*words, *model]) == 1
+    said = capsys.readouterr()
+    assert "nothing kept: undecided after 2 steps; allow more: --steps" in said.err
+    made = json.loads(said.out)
     assert made["kept"] is None and made["plan"]["layers"][0]["fits"] and not (tmp_path / "kept.json").exists()
 
 

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import textwrap
 
-from abi_table import Function, Model, Named, Struct, Type
+from abi_table import PRELUDE, Function, Model, Named, Struct, Type
 
 PATH = "fortran/sluice.f90"
 SCALARS = {
-    "int8_t": "integer(c_int8_t)",
-    "uint8_t": "integer(c_int8_t)",
-    "int16_t": "integer(c_int16_t)",
-    "uint16_t": "integer(c_int16_t)",
-    "int32_t": "integer(c_int32_t)",
-    "uint32_t": "integer(c_int32_t)",
-    "int64_t": "integer(c_int64_t)",
-    "uint64_t": "integer(c_int64_t)",
-    "size_t": "integer(c_size_t)",
-    "uintptr_t": "integer(c_intptr_t)",
-    "char": "character(kind=c_char)",
-    "float": "real(c_float)",
-    "double": "real(c_double)",
+    **{name: f"integer(c_{name.removeprefix('u')})" for name in PRELUDE},
+    **{"char": "character(kind=c_char)", "float": "real(c_float)", "double": "real(c_double)"},
 }
 ZERO = {"integer": "0", "real": "0", "character": "c_null_char", "type(c_ptr)": "c_null_ptr"}
 HEAD = """\

@@ -7,24 +7,13 @@ allocate.
 
 from __future__ import annotations
 
-from abi_table import Function, Model, Named, Type
+from abi_table import PRELUDE, Function, Model, Named, Type
 
 PATH = "go/sluice.go"
 MODULE = "module sluice\n\ngo 1.19\n"  # go/go.mod
 SCALARS = {
-    "int8_t": "int8",
-    "uint8_t": "uint8",
-    "int16_t": "int16",
-    "uint16_t": "uint16",
-    "int32_t": "int32",
-    "uint32_t": "uint32",
-    "int64_t": "int64",
-    "uint64_t": "uint64",
-    "size_t": "uintptr",
-    "uintptr_t": "uintptr",
-    "char": "byte",
-    "float": "float32",
-    "double": "float64",
+    **{name: name.removesuffix("_t") for name in PRELUDE},
+    **{"size_t": "uintptr", "char": "byte", "float": "float32", "double": "float64"},
 }
 KEYWORDS = {"type", "range", "map", "func", "chan", "select", "go", "defer", "var", "package", "interface", "text"}
 HEAD = """\

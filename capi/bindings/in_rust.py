@@ -7,20 +7,8 @@ from abi_table import Function, Model, Type
 
 PATH = "rust/sluice.rs"
 SCALARS = {
-    "int8_t": "i8",
-    "uint8_t": "u8",
-    "int16_t": "i16",
-    "uint16_t": "u16",
-    "int32_t": "i32",
-    "uint32_t": "u32",
-    "int64_t": "i64",
-    "uint64_t": "u64",
-    "size_t": "usize",
-    "uintptr_t": "usize",
-    "char": "c_char",
-    "float": "f32",
-    "double": "f64",
-    "void": "c_void",
+    **{f"{sign}int{bits}_t": f"{sign or 'i'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{"size_t": "usize", "uintptr_t": "usize", "char": "c_char", "float": "f32", "double": "f64", "void": "c_void"},
 }
 KEYWORDS = {"type", "match", "ref", "move", "in", "use", "fn", "loop", "where", "box", "final", "override"}
 HEAD = """\

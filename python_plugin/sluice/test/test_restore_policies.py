@@ -22,10 +22,3 @@ def test_Numbers_AreThoseOfTheHeader():
         assert getattr(lib, f"SLUICE_RESTORE_{name.upper()}") == policy.number
     assert (lib.SLUICE_RESTORE_ADAPTIVE, lib.SLUICE_RESTORE_BY_CHUNK) == (restore.ADAPTIVE, restore.BY_CHUNK)
     assert restore.name_of(restore.BY_CHUNK) == "by chunk" and restore.name_of(restore.ADAPTIVE) is None
-
-
-def test_Tensors_HaveTheirPoliciesInOrder():
-    assert [*restore.INPUT][:3] == ["keep", "offload", "redispatch"] and "recompute" not in restore.INPUT
-    assert [*restore.PRE_ACTIVATION][:3] == ["keep", "offload", "recompute"]
-    assert restore.LEAST == ("redispatch", "recompute") and restore.KEPT == ("keep", "keep")
-    assert restore.set_name(("redispatch", "recompute")) == "S4" and restore.set_name(("keep", "recompute")) is None

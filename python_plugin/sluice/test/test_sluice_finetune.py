@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from sluice import __main__ as entry
 from sluice.planning import architecture, finetune, simulate
-from sluice.planning.errors import BadInput
 from sluice.planning.planner import Workload, weight_bytes
 
 QWEN3 = {
@@ -111,7 +110,7 @@ def test_Finetune_Options_ChangeWhatTheySay(run) -> None:
     base = _json(run, SMALL, *words)
     low = _json(run, SMALL, *words, "--lora-rank", "8")
     assert 2 * low["bytes"]["adapters"] == base["bytes"]["adapters"]
-    attention = _json(run, SMALL, *words, "--targets", "q_proj,v_proj")
+    attention = _json(run, SMALL, *words, "--targets", "q_proj,v_proj,q_proj")
     assert attention["trained"] == 3 * 16 * ((256 + 256) + (256 + 128))
     assert attention["seconds"]["experts"] < base["seconds"]["experts"]  # frozen, and without adapters
     again = _json(run, SMALL, *words, "--checkpoint")
@@ -133,6 +132,7 @@ def test_Finetune_Options_ChangeWhatTheySay(run) -> None:
         (SMALL, ("--ranks", "3"), "--ranks is 3, which does not divide the 8 experts of a layer"),
         (SMALL, ("--ranks", "0"), "--ranks is 0; it must be above 0"),
         (SMALL, ("--targets", "q_proj,qproj"), "--targets names 'qproj'; this model has q_proj, k_proj"),
+        (SMALL, ("--targets", "gate_proj"), "--targets names 'gate_proj'"),  # each MLP of this model is a mixture
         (SMALL, ("--targets", ","), "--targets is empty"),
         (SMALL, ("--expert-format", "f32"), "plain experts have the dtype of the rest, bf16: give --dtype f32"),
         ({**SMALL, "moe_intermediate_size": 80}, ("--expert-format", "mxfp4"), "a width of 80, but mxfp4"),
@@ -148,14 +148,6 @@ def test_Finetune_Options_ChangeWhatTheySay(run) -> None:
 def test_Finetune_BadInput_IsRefusedByName(run, data, words, message) -> None:
     status, out, err = run(data, "--memory", "8GiB", "--tokens", "64", *words)
     assert (status, out) == (2, "") and message in err, err
-
-
-def test_Targets_Groups_AreTheirNames() -> None:
-    decoder = architecture.read(SMALL)
-    names = finetune.targets_of("experts,attention,experts", decoder)
-    assert names == (finetune.UP, finetune.DOWN, "q_proj", "k_proj", "v_proj", "o_proj")
-    with pytest.raises(BadInput):
-        finetune.targets_of("gate_proj", decoder)  # every MLP of this model is a mixture
 
 
 # ---- adapters and frozen weights in plan and simulate ----

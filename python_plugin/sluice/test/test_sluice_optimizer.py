@@ -46,25 +46,6 @@ def test_Optimizer_WithRates_PrintsSecondsForEachK(run) -> None:
     assert found["seconds"] == pytest.approx(found["parts"]["sum"] + found["parts"]["update"])
 
 
-@pytest.mark.parametrize(
-    "words, named",
-    [
-        (("many",), "--optimizer is 'many'"),
-        (("0",), "--optimizer is '0'"),
-        (("1e9", "--bucket", "0"), "bucket is 0"),
-        (("1e9", "--sum-buckets", "0"), "--sum-buckets is '0'"),
-        (("1e9", "--ranks", "0"), "world_size is 0"),
-        (("1e9", "--update-rate", "-1"), "update_rate is -1"),
-        (("1e9", "--budget", "moon=1GiB"), "--budget is 'moon=1GiB'"),
-        (("1e9", "--budget", "near=lots"), "lots"),
-    ],
-)
-def test_Optimizer_WrongWords_AreRefusedByName(run, words: tuple[str, ...], named: str) -> None:
-    status, _, err = run(*words)
-    assert status == 2
-    assert named in err
-
-
 RATES = ("--update-rate", "20e9", "--copy-rate", "12e9", "--file-rate", "2e9")
 
 
@@ -105,19 +86,25 @@ def test_Simulate_Budgets_SayWhatDoesNotFit(run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, named",
+    "words, of, named",
     [
-        (("1e9",), "--update-rate is missing"),
-        (("many", *RATES), "--optimizer is 'many'"),
-        (("1e9", *RATES, "--tiers", "moon"), "--tiers has 'moon'"),
-        (("1e9", "--update-rate", "1e9", "--tiers", "file"), "--file-rate is missing"),
-        (("1e9", *RATES, "--buckets", "0"), "--buckets is '0'"),
+        (("many",), "plan", "--optimizer is 'many'"),
+        (("0",), "plan", "--optimizer is '0'"),
+        (("1e9", "--bucket", "0"), "plan", "bucket is 0"),
+        (("1e9", "--sum-buckets", "0"), "plan", "--sum-buckets is '0'"),
+        (("1e9", "--ranks", "0"), "plan", "world_size is 0"),
+        (("1e9", "--update-rate", "-1"), "plan", "update_rate is -1"),
+        (("1e9", "--budget", "moon=1GiB"), "plan", "--budget is 'moon=1GiB'"),
+        (("1e9", "--budget", "near=lots"), "plan", "lots"),
+        (("1e9",), "simulate", "--update-rate is missing"),
+        (("1e9", *RATES, "--tiers", "moon"), "simulate", "--tiers has 'moon'"),
+        (("1e9", "--update-rate", "1e9", "--tiers", "file"), "simulate", "--file-rate is missing"),
+        (("1e9", *RATES, "--buckets", "0"), "simulate", "--buckets is '0'"),
     ],
 )
-def test_Simulate_WrongWords_AreRefusedByName(run, words: tuple[str, ...], named: str) -> None:
-    status, _, err = run(*words, of="simulate")
-    assert status == 2
-    assert named in err
+def test_Optimizer_WrongWords_AreRefusedByName(run, words: tuple[str, ...], of: str, named: str) -> None:
+    status, _, err = run(*words, of=of)
+    assert status == 2 and named in err
 
 
 def test_Tiers_OfAFolder_AreMeasuredAndLeaveNothing(tmp_path) -> None:

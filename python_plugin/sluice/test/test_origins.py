@@ -19,23 +19,11 @@ from sluice.adapters.deepspeed import hook
 from sluice.errors import InvalidArgument
 from sluice.planning import model as planning
 
-FOR_MODELS = {
-    *(
-        "enabled",
-        "chunks",
-        "wgrad_mode",
-        "chunking",
-        "grouping",
-        "policy",
-        "policy.input",
-        "policy.pre_activation",
-        "reuse",
-        "memory_budget",
-    ),
-    *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "gradient_pool", "on_unsupported"),
-    "ranks_per_node",
-    "tuner.mode",
-}
+FOR_MODELS = set(
+    "enabled chunks wgrad_mode chunking grouping policy policy.input policy.pre_activation reuse memory_budget "
+    "host_memory_budget max_outstanding deduplicate accumulate gradient_pool on_unsupported ranks_per_node "
+    "tuner.mode".split()
+)
 REFUSED = {
     "gemm": {"gemm": "native"},
     "gemm_library": {"gemm_library": "/tmp/x.so"},
@@ -148,20 +136,17 @@ class Twofold(Mapping):
     def __init__(self, first: dict[str, Any], later: dict[str, Any]) -> None:
         self.sections = [first, later]
 
-    def _now(self) -> dict[str, Any]:
-        return self.sections[0]
-
     def __getitem__(self, key: str) -> Any:
-        return self._now()[key]
+        return self.sections[0][key]
 
     def __iter__(self) -> Iterator[str]:
-        yield from tuple(self._now())
+        yield from tuple(self.sections[0])
 
     def __len__(self) -> int:
-        return len(self._now())
+        return len(self.sections[0])
 
     def items(self) -> Any:
-        return self.sections.pop(0).items() if len(self.sections) > 1 else self._now().items()
+        return self.sections.pop(0).items() if len(self.sections) > 1 else self.sections[0].items()
 
 
 class Quiet(dict):
@@ -341,11 +326,3 @@ def test_Doors_EachAsksTheTable(door: str, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InvalidArgument) as caught:
         DOORS[door]({"chunks": 2}, tmp_path)
     assert f'"chunks" (it is tried here) cannot come from {door.strip()}' in str(caught.value)
-
-
-def test_ModelFile_OfTheTools_IsAModelsConfig(tmp_path: Path) -> None:
-    """`sluice tune --keep` would load the named file, and write to the named path."""
-    for section in ({"tuner": {"decisions": "train.py"}}, CODE):
-        with pytest.raises(InvalidArgument, match="the model's own config"):
-            _by_model_file(section, tmp_path)
-        _by_file(section, tmp_path, train_batch_size=4)

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "backend/device/cuda/fake/fake_record.h"
-#include "backend/gemm/cublas/fake/fake_cublas_calls.h"
 #include "backend/gemm/cublas/fake/fake_gemms.h"
 
 enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7 };
@@ -17,9 +16,24 @@ typedef struct handle_s {
 
 /* Atomic, since ranks are threads and call at the same time. */
 static struct {
-  _Atomic int version, declines_halves, last_compute, last_sms;
-  _Atomic int64_t handles, single, grouped;
-} state = {.version = 130002};
+  _Atomic int version, declines_halves, last_compute, last_sms, fail_code, failed;
+  _Atomic int64_t handles, single, grouped, calls;
+  int64_t fail_at;
+} state = {.version = 130002, .fail_at = -1};
+
+void sluice_fake_cublas_fail_call(int64_t nth, int code) {
+  state.calls = 0;
+  state.fail_at = nth;
+  state.fail_code = code;
+  state.failed = 0;
+}
+int sluice_fake_cublas_failed(void) { return state.failed; }
+
+int sluice_fake_cublas_planned(void) {
+  if (state.calls++ != state.fail_at) return 0;
+  state.failed = 1;
+  return state.fail_code;
+}
 
 int64_t sluice_fake_cublas_handles(void) { return state.handles; }
 int64_t sluice_fake_cublas_single_calls(void) { return state.single; }

@@ -9,6 +9,8 @@ shares.
 
 import os
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from integration_tests.benchmarks.measuring.parts import slowest
 
@@ -66,3 +68,22 @@ class Stolen:
     def _now() -> float:
         with open("/proc/stat") as file:
             return stolen_s(file.read(), os.sched_getaffinity(0))
+
+
+def in_turns(
+    sides: Mapping[Any, Callable[[], float]], count: int, stolen: Stolen | None = None
+) -> dict[Any, list[float]]:
+    """Seconds of each side in `count` rounds, in alternating order. Each measured step follows a step of the same side,
+    as in training."""
+    guard = stolen or Stolen(1.0, 0.0)
+    seconds: dict[Any, list[float]] = {key: [] for key in sides}
+    while len(guard.shares) < count:
+        guard.begin()
+        took = {}
+        for key in list(sides) if len(guard.shares) % 2 == 0 else list(reversed(sides)):
+            sides[key]()
+            took[key] = sides[key]()
+        if not guard.spoiled():
+            for key, value in took.items():
+                seconds[key].append(value)
+    return seconds

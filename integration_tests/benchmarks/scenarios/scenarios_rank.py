@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sluice.adapters.torch import Context, ContextOptions
@@ -14,7 +16,7 @@ from sluice.errors import OverBudget
 from sluice.planning.planner import Choice as Planned
 
 from integration_tests.benchmarks.measuring.rank import Rank
-from integration_tests.benchmarks.measuring.stolen import Stolen
+from integration_tests.benchmarks.measuring.stolen import Stolen, in_turns
 from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
 from integration_tests.benchmarks.scenarios.scenarios_priced import Pick, Priced, name_of
 from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
@@ -26,6 +28,13 @@ WITHIN = 1.3  # pairs whose prediction is beyond this factor of the best predict
 SCREENED = 6  # the largest number of screened pairs
 
 Steps = dict[int, tuple[Scenario, Any]]  # by tokens: the inputs, and the layer that runs them
+
+
+def turns_of(sides: Mapping[Any, Steps]) -> dict[tuple[Any, int], Callable[[], float]]:
+    """A step of each side and size."""
+    return {
+        (s, t): functools.partial(one.step, layer) for s, steps in sides.items() for t, (one, layer) in steps.items()
+    }
 
 
 class Run:
@@ -82,8 +91,8 @@ class Run:
                 return None
         return found
 
-    def adaptive(self) -> tuple[Steps, int]:
-        """The layer with the tuner, after it has settled for every size; and the number of rounds until then."""
+    def adaptive(self) -> Steps:
+        """The layer with the tuner, after it has settled for every size."""
         tuner = TunerOptions(mode="adaptive", calibrate=self.plan["calibrate_s"], cache=self.folder)
         context = self.context(tuner=tuner)
         changes = {"reuse": True, "wgrad_mode": "adaptive"} if self.drawn.kind == "reuse" else {}
@@ -97,7 +106,7 @@ class Run:
                 settled &= bool(context.stats()["last_is_settled"])
             rounds += 1
             if rounds >= self.plan["steps"] and (settled or rounds >= MOST * self.plan["steps"]):
-                return {tokens: (one, layer) for tokens, one in self.inputs.items()}, rounds
+                return {tokens: (one, layer) for tokens, one in self.inputs.items()}
 
     def best_fixed(self) -> Planned:
         """Screens pairs: returns the one with the shortest run by medians. A step follows a step of the same kind."""
@@ -106,16 +115,9 @@ class Run:
         most = WITHIN * priced.total(priced.fixed(by_time[0]))
         near = [one for one in by_time if priced.total(priced.fixed(one)) <= most][:SCREENED]
         sides = {pair: steps for pair in near if (steps := self.of_pick(priced.fixed(pair))) is not None}
-        seconds: dict[Planned, dict[int, list[float]]] = {pair: {t: [] for t in self.inputs} for pair in sides}
-        for _ in range(self.plan["screen"]):
-            for pair, steps in sides.items():
-                for tokens, (scenario, layer) in steps.items():
-                    scenario.step(layer)
-                    seconds[pair][tokens].append(scenario.step(layer))
-        steps_of = self.drawn.steps
-        return min(
-            sides, key=lambda pair: sum(steps_of(t) * statistics.median(each) for t, each in seconds[pair].items())
-        )
+        found = in_turns(turns_of(sides), self.plan["screen"])
+        steps = self.drawn.steps
+        return min(sides, key=lambda pair: sum(steps(t) * statistics.median(found[pair, t]) for t in self.inputs))
 
     def baselines(self) -> dict[str, Steps]:
         """Sides that keep everything: PipeMoE, FasterMoE's split, one chunk."""
@@ -137,10 +139,9 @@ class Run:
 
     # ---- rounds ----
 
-    def sides(self) -> tuple[dict[str, Steps], dict[str, Pick], int]:
-        """The sides that run in turns, the pairs of the sides with fixed pairs, and the tuner's number of rounds."""
-        steps, settled_after = self.adaptive()
-        found = {"adaptive": steps}
+    def sides(self) -> tuple[dict[str, Steps], dict[str, Pick]]:
+        """The sides that run in turns, and the pairs of the sides with fixed pairs."""
+        found = {"adaptive": self.adaptive()}
         picks = {name: pick for name, pick in self.priced.selectors().items() if name != "adaptive"}
         picks["best fixed"] = self.priced.fixed(self.best_fixed())
         fixed = self.plan["list"].get(self.drawn.kind)
@@ -153,43 +154,25 @@ class Run:
                 found[name] = made
         if self.drawn.kind == "kept":
             found |= self.baselines()
-        return found, picks, settled_after
+        return found, picks
 
     def measure(self) -> dict[str, Any]:
-        sides, picks, settled_after = self.sides()
-        seconds: dict[str, dict[int, list[float]]] = {name: {t: [] for t in self.inputs} for name in sides}
+        sides, picks = self.sides()
         stolen = Stolen(self.plan["most_stolen"], self.plan["quiet_timeout_s"])
-        number = 0
-        while number < self.plan["pairs"]:
-            order = list(sides) if number % 2 == 0 else list(reversed(sides))
-            stolen.begin()
-            took = {(name, tokens): self._turn(*sides[name][tokens]) for tokens in self.inputs for name in order}
-            if stolen.spoiled():
-                continue
-            for (name, tokens), value in took.items():
-                seconds[name][tokens].append(value)
-            number += 1
+        seconds = in_turns(turns_of(sides), self.plan["pairs"], stolen)
         priced = self.priced
         said = priced.totals()
         if "list's pair" in picks:
             said["list's pair"] = priced.total(picks["list's pair"])
         found = {
             **self.drawn.as_dict(),
-            "seconds": {name: {str(t): each for t, each in by_size.items()} for name, by_size in seconds.items()},
+            "seconds": {name: {str(tokens): seconds[name, tokens] for tokens in self.inputs} for name in sides},
             "pairs": {name: {str(t): name_of(one) for t, one in pick.items()} for name, pick in picks.items()},
             "predicted_over_adaptive": {name: value / said["adaptive"] for name, value in said.items()},
-            "budget": priced.budget,
-            "settled_after": settled_after,
             "stolen": stolen.found(),
         }
         self.close()
         return found
-
-    @staticmethod
-    def _turn(scenario: Scenario, layer: Any) -> float:
-        """Seconds of a step after a step of the same kind, as in training."""
-        scenario.step(layer)
-        return scenario.step(layer)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.errors import OverBudget
 
-from integration_tests.benchmarks.measuring.stolen import Stolen
+from integration_tests.benchmarks.measuring.stolen import Stolen, in_turns
 from integration_tests.benchmarks.tuner.tuner_scenario import SIZES, Choice, Scenario, key_of
 
 FIXED = 4  # chunks of the baseline with a fixed n
@@ -24,7 +24,6 @@ class Side:
     def __init__(self, scenario: Scenario, layer: MoeLayer) -> None:
         self.scenario, self.layer = scenario, layer
         self.screened: list[float] = []
-        self.seconds: list[float] = []
 
     def step(self) -> float:
         return self.scenario.step(self.layer)
@@ -138,25 +137,12 @@ class Rounds:
                 self.final[Choice(n)] = self.sides[Choice(n)]
         self.names = {key: key if isinstance(key, str) else key_of(key) for key in self.final}
 
-    def run(self, count: int, stolen: Stolen) -> dict[str, dict[str, Any]]:
-        """Runs `count` new rounds, which replace the earlier rounds."""
-        for side in self.final.values():
-            side.seconds = []
-        for number in range(count):
-            order = list(self.final) if number % 2 == 0 else list(reversed(self.final))
-            while True:
-                stolen.begin()
-                took = {}
-                for key in order:
-                    self.final[key].step()
-                    took[key] = self.final[key].step()
-                if not stolen.spoiled():
-                    break
-            for key, seconds in took.items():
-                self.final[key].seconds.append(seconds)
+    def run(self, count: int, stolen: Stolen) -> dict[str, dict[str, list[float]]]:
+        """Seconds of the final sides in `count` new rounds."""
+        found = in_turns({key: side.step for key, side in self.final.items()}, count, stolen)
         return {
-            "measured": {self.names[key]: s.seconds for key, s in self.final.items() if not isinstance(key, str)},
-            "baselines": {self.names[key]: s.seconds for key, s in self.final.items() if isinstance(key, str)},
+            "measured": {self.names[key]: took for key, took in found.items() if not isinstance(key, str)},
+            "baselines": {self.names[key]: took for key, took in found.items() if isinstance(key, str)},
         }
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ the same sockets. The ranks of a node share one link to the other nodes. All sid
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import GEMM, SEED, Bench, Option, links, pairs
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stats import misses, pair_ratios, quartiles
+from integration_tests.benchmarks.measuring.stolen import in_turns
 from integration_tests.benchmarks.tuner.tuner_scenario import Choice, Scenario
 
 PAGE = "benchmarks/layer.md"
@@ -110,11 +112,7 @@ def main() -> None:
         for side in SIDES:
             case.step(layers[side])
         rank.report(done=count + 1, of=plan["warm_up"], name="choosing")
-    walls: dict[str, list[float]] = {side: [] for side in SIDES}
-    for count in range(plan["pairs"]):
-        for side in SIDES if count % 2 == 0 else [*SIDES][::-1]:
-            walls[side].append(case.step(layers[side]))
-        rank.report(done=count + 1, of=plan["pairs"], name="in turns")
+    walls = in_turns({side: functools.partial(case.step, layer) for side, layer in layers.items()}, plan["pairs"])
     with torch.no_grad():
         outputs = {side: case.forward(layer) for side, layer in layers.items()}
     row = 4 * plan["case"]["M"]

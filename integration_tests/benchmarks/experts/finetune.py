@@ -39,7 +39,6 @@ OPTIONS = {
     "tokens": Option(512, "of a step with adapters, for all experts of the shape; of each rank"),
     "rank": Option(16, "of A and B"),
     "dtypes": Option(["float32", "bfloat16"]),
-    "threads": Option(1, "with 1, the CPU time of a process counts, else the clock's"),
     "steps": Option(5, "that count in a process, after two that do not"),
     "rounds": Option(3, "in which each side runs once; with several ranks, of two steps"),
     "ranks": Option(1, "one core each"),
@@ -69,7 +68,7 @@ def run(bench: Bench) -> list[str]:
     options, rows, missed = bench.options, [], []
     program = Path(__file__).with_name("finetune_rank.py")
     for dtype in options.dtypes:
-        plan = {**bench.picked("shape", "experts", "tokens", "rank", "threads", "steps"), "dtype": dtype}
+        plan = {**bench.picked("shape", "experts", "tokens", "rank", "steps"), "dtype": dtype}
         times: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for number in range(options.rounds):
             for side in SIDES if number % 2 == 0 else reversed(SIDES):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures one side of finetune.py: seconds of its steps, under the names that finetune.MARKS uses.
 
-With one thread the seconds are the process's CPU time, which other processes of the machine disturb less.
+Seconds are the CPU time of one thread, which other processes of the machine disturb less.
 """
 
 import dataclasses
@@ -65,19 +65,16 @@ def rows_of(shape: Shape, tokens: int, dtype: torch.dtype) -> Callable[[Any], An
 def main() -> None:
     rank = Rank()
     plan = rank.plan
-    torch.set_num_threads(plan["threads"])
     full = SHAPES[plan["shape"]]
     shape = dataclasses.replace(full, experts=plan["experts"] or full.experts)
     module, dtype = block(plan, shape), getattr(torch, plan["dtype"])
 
-    clock = time.process_time if plan["threads"] == 1 else time.perf_counter
-
     def median(tokens: int, count: int) -> float:
         step, took = rows_of(shape, tokens, dtype), []
         for _ in range(2 + count):
-            began = clock()
+            began = time.process_time()
             step(module)
-            took.append(clock() - began)
+            took.append(time.process_time() - began)
         return statistics.median(took[2:])
 
     found = {}

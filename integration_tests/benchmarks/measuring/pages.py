@@ -50,10 +50,13 @@ def bold(text: str, is_missed: bool) -> str:
     return f"**{text}**" if is_missed else text
 
 
+def filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), COLUMNS, break_long_words=False, break_on_hyphens=False)
+
+
 def said(run: Mapping[str, Any]) -> str:
     """The machine, date and command of a run."""
-    text = f"Machine {records.machine_of(run)}, {run['date']}: `{run['command']}`."
-    return "\n".join(textwrap.wrap(text, COLUMNS, break_long_words=False, break_on_hyphens=False))
+    return filled(f"Machine {records.machine_of(run)}, {run['date']}: `{run['command']}`.")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

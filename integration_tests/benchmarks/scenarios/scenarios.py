@@ -13,7 +13,6 @@ Marks: adaptive takes at most 1.01 of the best fixed pair in the median over sce
 """
 
 import statistics
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -230,19 +229,15 @@ SIDES = {
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """For each run a table with a row for each side and a column for each kind; then the marks."""
-    told = []
-    for run in runs:
+    """A table with a row for each side and a column for each run and kind; and each run's marks."""
+    told, heads = [], ["time of a run over adaptive's, mean [least, most]"]
+    columns: list[dict[str, Any]] = []  # by side
+    for letter, run in zip("abcdef", runs):
         rows = records.rows_of(run)
         by_kind, found = gains(rows), summary(rows)
-        kinds = [kind for kind in KINDS if kind in by_kind]
-        counts = {kind: sum(row["kind"] == kind for row in rows) for kind in kinds}
-        lines = []
-        for side, words in SIDES.items():
-            cells = [by_kind[kind].get(side) for kind in kinds]
-            told_cells = [f"{c['mean']:.2f} [{c['least']:.2f}, {c['most']:.2f}]" if c else "" for c in cells]
-            lines += [[words, *told_cells]] if any(cells) else []
-        heads = ["time of a run over adaptive's, mean [least, most]", *(f"{k} ({n} runs)" for k, n in counts.items())]
+        for kind in (kind for kind in KINDS if kind in by_kind):
+            heads.append(f"{letter}: {kind} ({sum(row['kind'] == kind for row in rows)} runs)")
+            columns.append(by_kind[kind])
         over = ", ".join(
             pages.bold(f"{value:.3f}", value > MARKS[name]) + f" ({name})"
             for name, value in found["over_best_fixed"].items()
@@ -256,5 +251,10 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
         text = (
             f"Of a run's best pair `adaptive` takes {over}. Gain over the list's pair, of the simulated one: {gained}."
         )
-        told += [pages.said(run), pages.table(heads, lines), textwrap.fill(text, pages.COLUMNS)]
-    return {"measured": "\n\n".join(told)}
+        told.append(pages.filled(f"({letter}) {pages.said(run)} {text}"))
+    cells = {side: [column.get(side) for column in columns] for side in SIDES}
+    lines = (
+        [words, *(f"{c['mean']:.2f} [{c['least']:.2f}, {c['most']:.2f}]" if c else "" for c in cells[side])]
+        for side, words in SIDES.items()
+    )
+    return {"measured": "\n\n".join([pages.table(heads, lines), *told])}

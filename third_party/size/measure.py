@@ -11,9 +11,11 @@ A file that no line of areas.txt takes is an error, so that the areas always add
 
 import argparse
 import fnmatch
+import io
 import pathlib
 import subprocess
 import sys
+import tarfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 MOST_LINES, LEAST_SHARE = 226_000, 0.43
@@ -47,17 +49,10 @@ def files(commit):
             if path and (root / path).is_file():
                 yield path, (root / path).read_bytes()
         return
-    entries = [line.split() for line in git("ls-tree", "-r", "--full-tree", commit).decode().splitlines()]
-    blobs = [(blob, path) for _, kind, blob, path in entries if kind == "blob"]
-    names = "".join(f"{blob}\n" for blob, _ in blobs).encode()
-    run = subprocess.run(["git", "cat-file", "--batch"], cwd=HERE, input=names, check=True, capture_output=True)
-    rest = run.stdout
-    at = 0
-    for _, path in blobs:
-        end = rest.index(b"\n", at)
-        size = int(rest[at:end].split()[2])
-        yield path, rest[end + 1 : end + 1 + size]
-        at = end + 1 + size + 1
+    with tarfile.open(fileobj=io.BytesIO(git("-C", root, "archive", commit))) as archive:
+        for entry in archive:
+            if entry.isfile():
+                yield entry.name, archive.extractfile(entry).read()
 
 
 def measure(contents, known):

@@ -89,9 +89,7 @@ LIBRARIES = {
 def our_values(header):
     """Returns {name: expression} of the SLUICE_* enumerators and macros of a header."""
     text = (ROOT / header).read_text()
-    found = dict(re.findall(r"^\s*(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text, re.MULTILINE))
-    found.update(re.findall(r"^#define (SLUICE_NCCL_(?:MAGIC|UNDEFINED))\s+(\w+)", text, re.MULTILINE))
-    # Several enumerators may share a line.
+    found = dict(re.findall(r"^#define (SLUICE_NCCL_(?:MAGIC|UNDEFINED))\s+(\w+)", text, re.MULTILINE))
     found.update(re.findall(r"(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text))
     return found
 

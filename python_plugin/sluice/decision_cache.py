@@ -19,7 +19,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sluice import decision_log, file_lock, file_trust
+from sluice import cache_folder, decision_log, file_lock, file_trust
+from sluice.decision_log import Damaged
 from sluice.errors import InvalidArgument
 
 FORM = 2
@@ -31,17 +32,13 @@ _OURS = re.compile(rb'\s*\{\s*"sluice_(kept_)?decisions"')  # the beginning of a
 Answers = list[dict[str, Any]]
 
 
-class Damaged(ValueError):
-    """A file of ours that cannot be used."""
-
-
 class NotOurs(InvalidArgument):
     """The file is not one of ours, or of another version. It is not changed."""
 
 
 def place(named: str | bool, cache: str | None) -> str:
     """Returns the path of the file. True: the file in the cache folder."""
-    return named if isinstance(named, str) else os.path.join(decision_log.folder(cache), NAME)
+    return named if isinstance(named, str) else os.path.join(cache_folder.place(cache), NAME)
 
 
 def machine_words(device: str, link: str, world_size: int, hosts: str, gemm: str, version: str) -> str:
@@ -101,13 +98,7 @@ def _is_answer(answer: Any) -> bool:
 
 def _machines(path: str, machine: str) -> dict[str, Answers]:
     check_ours(path)
-    try:
-        with file_trust.open_data(path) as file:
-            data = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"not JSON: {error}") from error
+    data = decision_log.load(path, {"sluice_kept_decisions": FORM, "machines": {}})
     if isinstance(data, dict) and data.get("sluice_decisions") in (1, EXPORTED):
         data = {"sluice_kept_decisions": FORM, "machines": {machine: data.get("answers")}}
     if not isinstance(data, dict) or data.get("sluice_kept_decisions") != FORM:
@@ -168,7 +159,7 @@ def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
     except NotOurs:
         raise
     except ValueError as problem:  # raised for the file, or by the library for its content
-        _move_aside(path, problem)
+        decision_log.move_aside(path, problem)
     return ""
 
 
@@ -185,7 +176,7 @@ def merge(path: str, machine: str, new: Answers) -> None:
                 machines = _machines(path, machine)
                 known = read(path, machine)
             except Damaged as problem:
-                _move_aside(path, problem)
+                decision_log.move_aside(path, problem)
                 machines, known = {}, []
             machines[machine] = latest([*known, *new])[-KEPT:]
             decision_log.replace(
@@ -210,12 +201,6 @@ def _key(answer: dict[str, Any]) -> tuple[str, int, bool]:
     """Returns (kind of layer, size in the tuner's steps of 2^(1/4) as in sluice_search_bucket, whether planned)."""
     size = math.floor(4 * math.log2(max(int(answer["rows"]), 1)) + 0.5)
     return answer["layer"], size, "restore_input" in answer
-
-
-def _move_aside(path: str, problem: Exception) -> None:
-    with contextlib.suppress(OSError):
-        os.replace(path, path + ".damaged")
-    _say(f"{path} is damaged ({problem}): kept as {path}.damaged, and a new file is begun; training continues")
 
 
 def _say(text: str) -> None:

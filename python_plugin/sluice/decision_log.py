@@ -24,23 +24,23 @@ NAME = "decisions.json"
 
 
 class Damaged(ValueError):
-    """The file is not one of ours."""
+    """A file of ours that cannot be used."""
 
 
-def folder(named: str | None = None) -> str:
-    """Returns the cache folder, in which the C library also stores calibrations."""
-    return cache_folder.place(named)
+def load(path: str, missing: Any) -> Any:
+    """Returns a file's JSON; `missing` if there is no file. Raises Damaged if it is not JSON."""
+    try:
+        with file_trust.open_data(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return missing
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"not JSON: {error}") from error
 
 
 def read(path: str) -> list[dict[str, Any]]:
     """Returns the entries, oldest first; none if there is no file. Raises Damaged, which says what is wrong."""
-    try:
-        with file_trust.open_data(path) as file:
-            data = json.load(file)
-    except FileNotFoundError:
-        return []
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"not JSON: {error}") from error
+    data = load(path, {"sluice_last_decisions": FORM, "entries": []})
     if not isinstance(data, dict) or data.get("sluice_last_decisions") != FORM:
         raise Damaged("written by another version, or has no list of decisions")
     entries = data.get("entries")
@@ -55,7 +55,7 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
         return None
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
-        place = folder(named)
+        place = cache_folder.place(named)
         path = os.path.join(place, NAME)
         file_trust.make_folder(place)
         with open(path + ".lock", "a") as lock:
@@ -63,11 +63,7 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
             try:
                 known = read(path)
             except Damaged as problem:
-                os.replace(path, path + ".damaged")
-                print(
-                    f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, and a new file is begun",
-                    file=sys.stderr,
-                )
+                move_aside(path, problem)
                 known = []
             entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
             replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
@@ -77,6 +73,14 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
     except OSError:
         return None
     return path
+
+
+def move_aside(path: str, problem: Exception) -> None:
+    """Renames a damaged file, with a message."""
+    with contextlib.suppress(OSError):
+        os.replace(path, path + ".damaged")
+    text = f"{path} is damaged ({problem}): kept as {path}.damaged, and a new file is begun; training continues"
+    print(f"sluice: {text}", file=sys.stderr, flush=True)
 
 
 def replace(path: str, text: str) -> None:

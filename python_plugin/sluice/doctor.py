@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from .cache_folder import NoCacheFolder
+from . import cache_folder
 from .doctor_findings import BAD, NOTE, OK, Finding, installed_version
 from .errors import SluiceError
 
@@ -102,7 +102,7 @@ def examine(config_file: str | None = None) -> list[Finding]:
             # Hosts print while they are imported; their output must not end up in the JSON.
             with contextlib.redirect_stdout(io.StringIO()):
                 findings.extend(list(check()))
-        except NoCacheFolder as error:
+        except cache_folder.NoCacheFolder as error:
             findings.append(Finding(name, NOTE, "nothing is kept on this machine", error.message))
         except Exception as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else ""
@@ -166,10 +166,9 @@ def _self_check() -> Iterator[Finding]:
 
 def _calibration() -> Iterator[Finding]:
     """Lists the calibrated machines in the cache folder that the C library uses."""
-    from sluice import decision_log
     from sluice.planning import cached
 
-    folder = decision_log.folder()
+    folder = cache_folder.place()
     every = list(cached.entries(folder))
     for entry in every:
         if entry.refusal:
@@ -198,15 +197,9 @@ def _kept() -> Iterator[Finding]:
     from sluice import decision_cache
 
     path = decision_cache.place(True, None)
-    try:
-        machines = decision_cache.machines(path)
-    except decision_cache.Damaged as problem:
-        yield Finding(
-            "kept decisions", NOTE, f"{path} is damaged: {problem}", "the next run that keeps any replaces it"
-        )
-        return
-    except OSError as error:
-        yield Finding("kept decisions", NOTE, f"{path} cannot be read: {error.strerror}", "look at its permissions")
+    machines = _content("kept decisions", path, decision_cache.machines, "keeps any")
+    if isinstance(machines, Finding):
+        yield machines
         return
     if not machines:
         how = '"tuner": {"decisions": true}, or `python -m sluice tune --keep`, leaves them there'
@@ -220,20 +213,26 @@ def _kept() -> Iterator[Finding]:
             yield Finding("kept decisions", OK, f"last of {len(answers)}: {decision_cache.line(answers[-1])} ({words})")
 
 
+def _content(check: str, path: str, read: Callable[[str], Any], keeps: str) -> Any:
+    """Returns the content of a file of decisions, or a Finding why it cannot be used. keeps: what a run then does."""
+    from sluice import decision_log
+
+    try:
+        return read(path)
+    except decision_log.Damaged as problem:
+        return Finding(check, NOTE, f"{path} is damaged: {problem}", f"the next run that {keeps} replaces it")
+    except OSError as error:
+        return Finding(check, NOTE, f"{path} cannot be read: {error.strerror}", "look at its permissions")
+
+
 def _decisions() -> Iterator[Finding]:
     """Shows the last decisions of tuners."""
     from sluice import decision_log
 
-    path = os.path.join(decision_log.folder(), decision_log.NAME)
-    try:
-        entries = decision_log.read(path)
-    except decision_log.Damaged as problem:
-        yield Finding(
-            "last decisions", NOTE, f"{path} is damaged: {problem}", "the next run that logs a decision replaces it"
-        )
-        return
-    except OSError as error:
-        yield Finding("last decisions", NOTE, f"{path} cannot be read: {error.strerror}", "look at its permissions")
+    path = os.path.join(cache_folder.place(), decision_log.NAME)
+    entries = _content("last decisions", path, decision_log.read, "logs a decision")
+    if isinstance(entries, Finding):
+        yield entries
         return
     if not entries:
         yield Finding("last decisions", OK, f"none in {path}: a training run leaves them there when it ends")

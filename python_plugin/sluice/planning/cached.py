@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import decision_cache, decision_log, file_trust
+from .. import cache_folder, decision_cache, file_trust
 from .errors import BadInput
 
 FORM = "sluice cache 6"  # the first line of a file
@@ -47,7 +47,7 @@ class Entry:
 
 def entries(folder: str | None = None) -> Iterator[Entry]:
     """Yields all entries of a folder. None: the cache folder."""
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder or decision_log.folder()), "machine-*.json"))):
+    for path in sorted(glob.glob(os.path.join(glob.escape(cache_folder.place(folder)), "machine-*.json"))):
         yield _read(path)
 
 
@@ -75,7 +75,7 @@ def find(
 
     None: any value (of ranks: the most). The nearest width is taken; ranks and dtype must be equal.
     """
-    place = folder or decision_log.folder()
+    place = cache_folder.place(folder)
     here = (decision_cache._processor(), decision_cache._cores())
     mine = [e for e in entries(place) if not e.problem and (e.key["processor"], e.key["cores"]) == here]
     fitting = [

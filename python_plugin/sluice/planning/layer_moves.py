@@ -407,14 +407,7 @@ class LayerDecider:
     """Decides for the layers of one pipeline. parts: in force; sizes: bytes that move with each layer; link: bytes per
     second that a stage sends, and receives at the same time, until `set_rates` is called."""
 
-    def __init__(
-        self,
-        parts: Sequence[int],
-        sizes: Sequence[int],
-        link: float,
-        micro_batches: int,
-        options: MoveOptions = MoveOptions(),
-    ) -> None:
+    def __init__(self, parts: Sequence[int], sizes: Sequence[int], link: float, micro_batches: int) -> None:
         if len(parts) < 2 or parts[0] != 0 or parts[-1] != len(sizes) or any(b <= a for a, b in zip(parts, parts[1:])):
             raise BadInput(
                 f"parts are {list(parts)}: each stage needs a layer, and the last number must be {len(sizes)}"
@@ -422,7 +415,6 @@ class LayerDecider:
         self.parts = tuple(parts)
         self.num_moves = 0  # times that layers have moved
         self._sizes, self._rates, self._micro_batches = list(sizes), MoveRates(link), micro_batches
-        self._options = options
         self._times = LayerTimes(len(sizes))
         self._since_move = -1
 
@@ -451,7 +443,7 @@ class LayerDecider:
             *(trains_enough(trained), moves_live),
         )
         batches = (slowest * self._micro_batches for slowest in (now, then))
-        verdict = verdict_of(*batches, way, self._options, self._since_move, self._times.is_settling())
+        verdict = verdict_of(*batches, way, MoveOptions(), self._since_move, self._times.is_settling())
         look = LayerLook(verdict, now, then, self.parts, moved)
         if verdict == "pays":
             self.parts, self._since_move = planned, 0

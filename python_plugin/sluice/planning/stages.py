@@ -147,9 +147,7 @@ def plan(problem: Problem, planner: Planner | None = None) -> Plan:
     return _asked("sluice_planner_stages", problem, planner)
 
 
-def price(
-    problem: Problem, stage_of: Sequence[int], options: Sequence[int] = (), planner: Planner | None = None
-) -> Plan:
+def price(problem: Problem, stage_of: Sequence[int], options: Sequence[int] = ()) -> Plan:
     """Prices a plan with these stages of the layers, by sluice_planner_price_stages. options: for each layer the index
     of its option, or of its kind in KINDS if it has no options; empty: the fastest options that fit are chosen. Like
     `plan` otherwise, but without MoE layers."""

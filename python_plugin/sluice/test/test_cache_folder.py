@@ -27,7 +27,7 @@ def _nobody(uid):
 
 def test_Place_ByTheEnvironment_IsAbsolute(home, monkeypatch):
     usual = str(home / ".cache" / "sluice")
-    assert cache_folder.place() == cache_folder.for_code() == decision_log.folder() == usual
+    assert cache_folder.place() == cache_folder.for_code() == usual
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_folder.place() == usual
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")

@@ -120,22 +120,18 @@ class Schedule:
             )
         return listed
 
-    def predict(
-        self, seconds: Mapping[Any, float] | Sequence[float], share: Sequence[float] | None = None
-    ) -> Prediction:
-        """Predicts a pass. `seconds`: by kind, by (kind, chunk), or by op; `share` as in sluice_schedule_predict."""
+    def predict(self, seconds: Mapping[Any, float] | Sequence[float]) -> Prediction:
+        """Predicts a pass. `seconds`: by kind, by (kind, chunk), or by op."""
         library = load()
         ffi = library.ffi
         costs = self.costs(seconds) if isinstance(seconds, Mapping) else [float(value) for value in seconds]
         if len(costs) != self.num_ops:
             raise ValueError(f"predict: {len(costs)} costs; the schedule has {self.num_ops} ops")
-        if share is not None and len(share) != 64:
-            raise ValueError(f"predict: share has {len(share)} numbers; it must have 4 lanes x 16 sets")
         begin, end = ffi.new("double[]", self.num_ops), ffi.new("double[]", self.num_ops)
         out = ffi.new("sluice_schedule_prediction_t *")
         out.struct_size = ffi.sizeof(out[0])
-        shares = ffi.NULL if share is None else ffi.new("double[]", [float(value) for value in share])
-        status = library.lib.sluice_schedule_predict(self._handle, ffi.new("double[]", costs), shares, begin, end, out)
+        given = self._handle, ffi.new("double[]", costs), ffi.NULL
+        status = library.lib.sluice_schedule_predict(*given, begin, end, out)
         library.check(status)
         busy = dict(zip(LANE_NAMES, out.busy_seconds))
         return Prediction(self, out.seconds, busy, tuple(begin), tuple(end))

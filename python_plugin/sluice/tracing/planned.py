@@ -49,11 +49,6 @@ class Planned:
         seconds = self.seconds(like.direction)
         return Pass(like.rank, like.layer, like.direction, 0.0, seconds, events, like.ranks, schedule=like.schedule)
 
-    def op_seconds(self, direction: str) -> dict[str, float]:
-        """Returns seconds by kind of op, over all chunks."""
-        assert self.prediction is not None
-        return sums_of(self.prediction.events[direction])
-
 
 def sums_of(events: Sequence[Event]) -> dict[str, float]:
     """Returns seconds by kind of op."""
@@ -136,7 +131,8 @@ def ops_of(group: Sequence[Pass], planned: Planned) -> list[dict[str, Any]]:
     for one in group:
         for op, seconds in sums_of(one.events).items():
             measured.setdefault(op, []).append(seconds)
-    machine = planned.op_seconds(group[0].direction)
+    assert planned.prediction is not None
+    machine = sums_of(planned.prediction.events[group[0].direction])
     rows = [
         {"op": op, "measured_s": statistics.median(measured.get(op, [0.0])), "machine_s": machine.get(op, 0.0)}
         for op in {**measured, **machine}

@@ -13,6 +13,9 @@
 #include "capi/test/cuda/fakes.h"
 
 static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
+static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
+                                      {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
+                                      {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
 
 /* ---- capture --------------------------------------------------------------------------------------------------- */
 
@@ -145,16 +148,13 @@ static void capture_and_replay(rank_t* r, rig_t* rig) {
 }
 
 TEST(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode) {
-  const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
-                                 {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
-                                 {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
   for (int w = 0; w < 3; ++w) {
     for (int i = 0; i < 5; ++i) { /* the last two use callback experts, whose work each launch repeats */
       const int p = i < 3 ? i : i == 3 ? 0 : 2;
       rank_t ranks[4];
       sluice_moe_config_t config = rig_config();
       config.num_chunks = CHUNKS[(w + p) % 3], config.wgrad_mode = p % 2;
-      config.restore_input = policies[p][0], config.restore_pre_activation = policies[p][1];
+      config.restore_input = POLICIES[p][0], config.restore_pre_activation = POLICIES[p][1];
       if (i >= 3) config.callback_experts = 1, config.bias = config.gated = 0;
       run_ranks(RANKS[w], &config, run_eagerly, ranks);
       config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 12;
@@ -195,6 +195,53 @@ TEST(CudaGraph_AnyWaitLeftOut_IsSeen) {
   }
   printf("%lld of %lld waits of a capture are needed\n", (long long)seen, (long long)waits);
   assert_true(waits > 8 && waits - seen <= 4);
+}
+
+/* Under a plan of two outstanding steps and a budget of its bytes, the graph's step remains one of the two, even when
+ * it is dropped: one more fits, another is refused before any work is enqueued, and the peak stays as planned. */
+TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
+  for (int policy = 0; policy < 3; ++policy) {
+    rig_t rig;
+    sluice_plan_info_t info;
+    sluice_step_t *step = NULL, *other = NULL;
+    sluice_fake_graph_t* graph = NULL;
+    const sluice_moe_config_t layer = config_under(12);
+    open_all(&rig, &layer);
+    DEFAULTS(sluice_plan_config, config);
+    config.max_tokens = rig.num_tokens, config.max_outstanding = 2;
+    config.restore_input = POLICIES[policy][0], config.restore_pre_activation = POLICIES[policy][1];
+    sluice_plan_t* plan = use_plan_in_its_bytes(&rig, &config, &info);
+    assert_int_equal(forward_and_backward(&rig), SLUICE_OK);
+    fakes_machine()->settle(0);
+    const uint64_t want = digest_outputs(&rig), want_gradients = digest_gradients(&rig);
+    sluice_fake_cuda_begin_capture(fakes_stream(0));
+    assert_int_equal(forward_and_backward(&rig), SLUICE_OK);
+    assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+    for (int round = 0; round < 6; ++round) {
+      const int is_outstanding = round >= 3; /* the graph runs between a forward and its backward */
+      if (is_outstanding) {
+        assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+        sluice_status_t status = rig_forward(&rig, &other);
+        if (info.step_bytes > 0) {
+          assert_int_equal(status, SLUICE_E_OVER_BUDGET);
+          assert_non_null(strstr(last_message(), "max_outstanding is 2"));
+        }
+        if (status == SLUICE_OK) sluice_step_drop(other);
+      }
+      poison_outputs(&rig);
+      sluice_fake_cuda_launch_graph(graph, fakes_stream(0));
+      fakes_machine()->settle(0);
+      assert_true(digest_outputs(&rig) == want);
+      if (!is_outstanding) continue;
+      poison_outputs(&rig);
+      assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+      sluice_step_drop(step);
+      fakes_machine()->settle(0);
+      assert_true(digest_gradients(&rig) == want_gradients);
+    }
+    sluice_fake_cuda_destroy_graph(graph);
+    close_planned(&rig, plan, &info);
+  }
 }
 
 /* ---- rejected in a capture ------------------------------------------------------------------------------ */

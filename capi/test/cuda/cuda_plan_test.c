@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Budgets and plans on a CUDA context, on fakes: results, device memory under any routing, predictions. plan_test.c
  * tests plans on the CPU. */
+#include <stdlib.h>
+
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
+#include "capi/test/world/capacity_budgets.h"
 #include "third_party/bazel/test.h"
 
-static budget_suite_t suite_of(void) {
-  budget_suite_t suite = {.base = budget_base_case(), .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
+static budget_suite_t suite_of(case_t base) {
+  budget_suite_t suite = {.base = base, .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
   suite.base.model_width = 12, suite.base.hidden_width = 24;
   suite.base.machine = fakes_machine();
   return suite;
@@ -61,15 +64,24 @@ TEST(CudaPlan_UnderABudget_PredictsThePeakToTheByte) {
 }
 
 int main(void) {
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass, so padding must be written */
   const struct CMUnitTest rows[] = {
-      BUDGET_TEST(CudaBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
-      BUDGET_TEST(CudaBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
-      BUDGET_TEST(CudaBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
-      BUDGET_TEST(CudaBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(), budget_more_outstanding_than_said),
-      BUDGET_TEST(CudaBudget_BatchesDiffer_ResultsAreTheSame, suite_of(), budget_batches_differ),
-      BUDGET_TEST(CudaHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      BUDGET_TEST(CudaBudget_SeparateWgrad_AreCountedInThePlan, suite_of(), budget_separate_wgrad),
-      BUDGET_TEST(CudaBudget_SeparateWgradUnsaid_AreRefusedByName, suite_of(), budget_halves_unsaid),
+      BUDGET_TEST(CudaBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(budget_base_case()),
+                  budget_from_the_smallest_up),
+      BUDGET_TEST(CudaBudget_OneHotExpert_StaysWithinThePlan, suite_of(budget_base_case()), budget_one_hot_expert),
+      BUDGET_TEST(CudaBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(budget_base_case()),
+                  budget_odd_shapes_and_policies),
+      BUDGET_TEST(CudaBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(budget_base_case()),
+                  budget_more_outstanding_than_said),
+      BUDGET_TEST(CudaBudget_BatchesDiffer_ResultsAreTheSame, suite_of(budget_base_case()), budget_batches_differ),
+      BUDGET_TEST(CudaHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(budget_base_case()),
+                  host_budget_one_hot_expert),
+      BUDGET_TEST(CudaBudget_SeparateWgrad_AreCountedInThePlan, suite_of(budget_base_case()), budget_separate_wgrad),
+      BUDGET_TEST(CudaBudget_SeparateWgradUnsaid_AreRefusedByName, suite_of(budget_base_case()), budget_halves_unsaid),
+      BUDGET_TEST(CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte, suite_of(capacity_budget_base()),
+                  capacity_budget_peak_is_planned),
+      BUDGET_TEST(CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(capacity_budget_base()),
+                  capacity_budget_more_outstanding_than_said),
   };
   return RUN_CASES_AFTER(rows);
 }

@@ -131,12 +131,6 @@ static void check_received(uint64_t step) {
   }
 }
 
-/* The arguments and results of a rank's thread. */
-typedef struct call_s {
-  int rank;
-  sluice_status_t status;
-  int open_groups;
-} call_t;
 TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   create_all(0);
   int64_t waits = sluice_fake_cuda_host_waits(), groups = sluice_fake_nccl_groups();
@@ -311,37 +305,79 @@ static void open_hosts(void) {
   }
 }
 
-/* Splits and exchanges on a thread for each rank, since a split waits for all ranks. */
-static void* split_main(void* argument) {
-  call_t* call = argument;
-  rank_t* r = &ranks[call->rank];
-  call->status = create(r, call->rank, W, NULL, hosts[call->rank], 0, timeout_ms * UINT64_C(1000000));
-  if (call->status == SLUICE_OK) call->status = enqueue(r, call->rank);
-  call->open_groups = sluice_fake_nccl_open_groups();
+/* What a context does if all ranks register buffers: a communicator (of id, or split from the host's, which waits for
+ * all ranks), a first exchange, then a block of the communicator's memory. */
+typedef struct visit_s {
+  int rank, has_block, wrong_bytes, open_groups;
+  const sluice_nccl_id_t* id;
+  sluice_status_t status;
+} visit_t;
+static void* visit_main(void* argument) {
+  visit_t* visit = argument;
+  rank_t* r = &ranks[visit->rank];
+  const struct timespec nap = {.tv_nsec = 100000};
+  void* block = NULL;
+  void* parent = visit->id == NULL ? hosts[visit->rank] : NULL;
+  visit->status = create(r, visit->rank, W, visit->id, parent, 0, timeout_ms * UINT64_C(1000000));
+  if (visit->status == SLUICE_OK) visit->status = enqueue(r, visit->rank);
+  if (visit->status == SLUICE_OK) visit->status = r->comm->vtable->allocate(r->comm, 2 * W * BLOCK, &block);
+  visit->has_block = block != NULL;
+  unsigned char* from = block != NULL ? block : r->send;
+  unsigned char* to = block != NULL ? from + W * BLOCK : r->recv;
+  if (visit->status == SLUICE_OK) visit->status = enqueue_between(r, visit->rank, from, to);
+  visit->open_groups = sluice_fake_nccl_open_groups();
+  if (visit->status != SLUICE_OK) sluice_comm_abort(r->comm);
+  const uint64_t patient_until_ns = sluice_now_ns() + timeout_ms * UINT64_C(1000000);
+  while (!sluice_fake_cuda_idle(r->stream)) {
+    nanosleep(&nap, NULL);
+    if (sluice_now_ns() > patient_until_ns) sluice_comm_abort(r->comm); /* as the host's watchdog would */
+  }
+  if (visit->status == SLUICE_OK) visit->status = sluice_nccl_poll(r->comm); /* also if a peer or watchdog aborted */
+  for (int p = 0; p < W && visit->status == SLUICE_OK; ++p) {
+    for (uint64_t b = 0; b < size_of(p, visit->rank); ++b) {
+      visit->wrong_bytes += to[p * BLOCK + b] != 16 * p + visit->rank + 1;
+    }
+  }
+  if (block != NULL) r->comm->vtable->release(r->comm, block);
   return NULL;
 }
-static void split_all(call_t* calls) {
+static void visit_all(visit_t* visits, const sluice_nccl_id_t* id) {
   pthread_t threads[W];
   for (int i = 0; i < W; ++i) {
-    calls[i] = (call_t){.rank = i};
-    pthread_create(&threads[i], NULL, split_main, &calls[i]);
+    visits[i] = (visit_t){.rank = i, .id = id};
+    pthread_create(&threads[i], NULL, visit_main, &visits[i]);
   }
   for (int i = 0; i < W; ++i) pthread_join(threads[i], NULL);
+}
+static int open_and_visit(visit_t* visits) {
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  const int has_id = sluice_nccl_make_id(&symbols, &id) == SLUICE_OK;
+  if (has_id) visit_all(visits, &id);
+  return has_id;
+}
+static void check_rules(void) {
+  char rule[128];
+  if (sluice_fake_nccl_broken_rules(rule, sizeof rule) != 0) fail_msg("%s", rule);
+  assert_int_equal(sluice_fake_nccl_registrations(), 0);
+}
+static void destroy_all(void) {
+  for (int i = 0; i < W; ++i) {
+    sluice_comm_destroy(ranks[i].comm);
+    ranks[i].comm = NULL;
+  }
 }
 
 /* Ranks keep their numbers. The host may destroy its communicator at once. */
 TEST(Split_OfTheHostsCommunicator_Exchanges) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  call_t calls[W];
-  char rule[128];
-  int64_t broken = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  visit_t visits[W];
   open_hosts();
-  split_all(calls);
-  for (int i = 0; i < W; ++i) assert_int_equal(calls[i].status, SLUICE_OK);
+  visit_all(visits, NULL);
+  for (int i = 0; i < W; ++i) assert_true(visits[i].status == SLUICE_OK && visits[i].wrong_bytes == 0);
   for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommDestroy(hosts[i]), 0);
   for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
-  assert_int_equal(ranks[2].recv[0], 3); /* from rank 0 */
-  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), broken);
+  check_rules();
 }
 
 /* A split times out and its memory stays: NCCL writes the handle only when the host aborts its own communicator. */
@@ -353,40 +389,6 @@ TEST(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome) {
   assert_null(ranks[0].comm);
   for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommAbort(hosts[i]), 0);
   assert_int_equal(sluice_fake_nccl_live(), 0);
-}
-
-/* Later calls only ask for the state, and their number depends on how long ranks wait for each other. */
-enum { SPLIT_CALLS = 48 };
-
-TEST(Split_NthCallFails_NobodyHangsOrLeaks) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  int64_t told = 0;
-  timeout_ms = 100;
-  for (int64_t nth = 0; nth < SPLIT_CALLS; ++nth) {
-    call_t calls[W];
-    char before[200], after[200];
-    int64_t live = sluice_fake_cuda_live(before, sizeof before);
-    open_hosts();
-    sluice_fake_nccl_fail_call(nth, 2);
-    split_all(calls);
-    for (int i = 0; i < W; ++i) {
-      assert_int_equal(calls[i].open_groups, 0);
-      told += calls[i].status != SLUICE_OK;
-      if (calls[i].status != SLUICE_OK) sluice_comm_abort(ranks[i].comm);
-    }
-    for (int i = 0; i < W; ++i) {
-      sluice_comm_destroy(ranks[i].comm);
-      ranks[i].comm = NULL;
-    }
-    sluice_fake_nccl_fail_call(-1, 0);
-    for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommAbort(hosts[i]), 0);
-    for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
-    assert_int_equal(sluice_fake_nccl_live(), 0);
-    if (sluice_fake_cuda_live(after, sizeof after) != live)
-      fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
-  }
-  print_message("%lld failures reported\n", (long long)told);
-  assert_true(told > 10);
 }
 
 /* Destroying a non-blocking communicator may go on in the background; it is not aborted as well. */
@@ -463,66 +465,6 @@ TEST(Library_MissingOldOrWrong_IsNotFound) {
 
 /* ---- registered buffers ---------------------------------------------------------------------------------------- */
 
-/* The calls of a context if all ranks register buffers: a first exchange, then a block of the communicator's memory. */
-typedef struct visit_s {
-  int rank, has_block, wrong_bytes, open_groups;
-  sluice_status_t status;
-} visit_t;
-static void* visit_main(void* argument) {
-  visit_t* visit = argument;
-  rank_t* r = &ranks[visit->rank];
-  const struct timespec nap = {.tv_nsec = 100000};
-  void* block = NULL;
-  visit->status = enqueue(r, visit->rank);
-  if (visit->status == SLUICE_OK) visit->status = r->comm->vtable->allocate(r->comm, 2 * W * BLOCK, &block);
-  visit->has_block = block != NULL;
-  unsigned char* from = block != NULL ? block : r->send;
-  unsigned char* to = block != NULL ? from + W * BLOCK : r->recv;
-  if (visit->status == SLUICE_OK) visit->status = enqueue_between(r, visit->rank, from, to);
-  visit->open_groups = sluice_fake_nccl_open_groups();
-  if (visit->status != SLUICE_OK) sluice_comm_abort(r->comm);
-  const uint64_t patient_until_ns = sluice_now_ns() + timeout_ms * UINT64_C(1000000);
-  while (!sluice_fake_cuda_idle(r->stream)) {
-    nanosleep(&nap, NULL);
-    if (sluice_now_ns() > patient_until_ns) sluice_comm_abort(r->comm); /* as the host's watchdog would */
-  }
-  if (visit->status == SLUICE_OK) visit->status = sluice_nccl_poll(r->comm); /* also if a peer or watchdog aborted */
-  for (int p = 0; p < W && visit->status == SLUICE_OK; ++p) {
-    for (uint64_t b = 0; b < size_of(p, visit->rank); ++b) {
-      visit->wrong_bytes += to[p * BLOCK + b] != 16 * p + visit->rank + 1;
-    }
-  }
-  if (block != NULL) r->comm->vtable->release(r->comm, block);
-  return NULL;
-}
-static int open_and_visit(visit_t* visits) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  pthread_t threads[W];
-  int failed = sluice_nccl_make_id(&symbols, &id) != SLUICE_OK;
-  for (int i = 0; i < W && !failed; ++i) {
-    failed = create(&ranks[i], i, W, &id, NULL, 0, timeout_ms * UINT64_C(1000000)) != SLUICE_OK;
-  }
-  if (failed) return 0;
-  for (int i = 0; i < W; ++i) {
-    visits[i] = (visit_t){.rank = i};
-    pthread_create(&threads[i], NULL, visit_main, &visits[i]);
-  }
-  for (int i = 0; i < W; ++i) pthread_join(threads[i], NULL);
-  return 1;
-}
-static void check_rules(void) {
-  char rule[128];
-  if (sluice_fake_nccl_broken_rules(rule, sizeof rule) != 0) fail_msg("%s", rule);
-  assert_int_equal(sluice_fake_nccl_registrations(), 0);
-}
-static void destroy_all(void) {
-  for (int i = 0; i < W; ++i) {
-    sluice_comm_destroy(ranks[i].comm);
-    ranks[i].comm = NULL;
-  }
-}
-
 TEST(Register_AllRanksWill_MessagesLieInRegisteredBuffers) {
   visit_t visits[W];
   int64_t before = sluice_fake_nccl_registered();
@@ -567,31 +509,36 @@ TEST(Register_AbortedWithABlock_GivesItBack) {
 }
 
 /* One call of NCCL or the driver fails while ranks are created, register, exchange and are destroyed: no rank hangs, no
- * group of calls stays open, and nothing leaks. */
+ * group of calls stays open, and nothing leaks. For split communicators only the first calls fail: later ones ask for
+ * the state, and their number depends on how long ranks wait for each other. */
 TEST(Calls_NthFails_NobodyHangsOrLeaks) {
-  for (int driver = 0; driver < 2; ++driver) {
+  enum { OF_NCCL, OF_DRIVER, OF_SPLIT, KINDS, SPLIT_CALLS = 48 };
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  for (int kind = 0; kind < KINDS; ++kind) {
     int64_t failures = 0, nth = 0;
+    timeout_ms = kind == OF_SPLIT ? 100 : 200; /* a timeout is one more failure; this test expects no success */
     for (int done = 0; !done; ++nth) {
       char before[200], after[200];
       visit_t visits[W];
       assert_true(nth < 900);
       int64_t live = sluice_fake_cuda_live(before, sizeof before);
-      if (driver) {
-        sluice_fake_cuda_fail_call(nth, 719);
-      } else {
-        sluice_fake_nccl_fail_call(nth, 2);
-      }
-      timeout_ms = 200; /* a timeout is one more failure; this test expects no success */
-      int opened = open_and_visit(visits);
+      if (kind == OF_SPLIT) open_hosts();
+      if (kind == OF_DRIVER) sluice_fake_cuda_fail_call(nth, 719);
+      if (kind != OF_DRIVER) sluice_fake_nccl_fail_call(nth, 2);
+      int opened = 1;
+      if (kind == OF_SPLIT) visit_all(visits, NULL);
+      if (kind != OF_SPLIT) opened = open_and_visit(visits);
       failures += !opened;
       for (int i = 0; i < W && opened; ++i) {
         failures += visits[i].status != SLUICE_OK;
         assert_int_equal(visits[i].wrong_bytes + visits[i].open_groups, 0);
       }
       destroy_all();
-      done = driver ? !sluice_fake_cuda_failed() : !sluice_fake_nccl_failed();
+      done = kind == OF_DRIVER ? !sluice_fake_cuda_failed() : !sluice_fake_nccl_failed();
+      if (kind == OF_SPLIT && nth + 1 == SPLIT_CALLS) done = 1;
       sluice_fake_cuda_fail_call(-1, 0);
       sluice_fake_nccl_fail_call(-1, 0);
+      for (int i = 0; i < W && kind == OF_SPLIT; ++i) assert_int_equal(symbols.ncclCommAbort(hosts[i]), 0);
       for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
       assert_int_equal(sluice_fake_nccl_live(), 0);
       check_rules();

@@ -154,19 +154,6 @@ static void Device_Fresh_HasNameAndKernels(void** state) {
   assert_ptr_equal(f->device->allocator, &f->allocator);
 }
 
-static void Pass_WithoutJobs_Joins(void** state) {
-  fixture_t* f = *state;
-  for (int i = 0; i < 3; ++i) assert_int_equal(run(f->device, f->pass), SLUICE_OK);
-}
-
-static void Lane_ManyJobs_RunInProgramOrder(void** state) {
-  fixture_t* f = *state;
-  for (int32_t i = 0; i < 200; ++i) add(f->pass, i % SLUICE_NUM_LANES);
-  assert_int_equal(run(f->device, f->pass), SLUICE_OK);
-  check_order(f->pass);
-  for (int32_t i = 0; i < 200; ++i) assert_true(ran(f->pass, i));
-}
-
 static void Lanes_IndependentJobs_Overlap(void** state) {
   fixture_t* f = *state;
   int32_t compute = add(f->pass, SLUICE_LANE_COMPUTE), comm = add(f->pass, SLUICE_LANE_COMM);
@@ -184,7 +171,7 @@ static void Events_RandomGraphs_AreRespected(void** state) {
   for (int graph = 0; graph < 40; ++graph) {
     uint64_t want[MAX_JOBS];
     reset(f->pass);
-    int32_t jobs = 1 + (int32_t)(NEXT() % 150);
+    int32_t jobs = graph == 0 ? 0 : 1 + (int32_t)(NEXT() % 150);
     for (int32_t i = 0; i < jobs; ++i) {
       add(f->pass, (int32_t)(NEXT() % SLUICE_NUM_LANES));
       want[i] = (uint64_t)i;
@@ -365,8 +352,6 @@ int cts_device_suite_run(const cts_device_t* device) {
 #define CASE(case) CASE_IF(1, case)
   const struct CMUnitTest tests[] = {
       CASE(Device_Fresh_HasNameAndKernels),
-      CASE(Pass_WithoutJobs_Joins),
-      CASE(Lane_ManyJobs_RunInProgramOrder),
       CASE_IF(shows_overlap, Lanes_IndependentJobs_Overlap),
       CASE(Events_RandomGraphs_AreRespected),
       CASE_IF(runs_jobs, Failure_Job_SkipsAllButExchanges),

@@ -6,7 +6,6 @@
 
 #include "backend/base/clock.h"
 #include "backend/cts/gpu/gpu_array.h"
-#include "backend/cts/gpu/gpu_cublas.h"
 #include "backend/cts/gpu/gpu_parts.h"
 #include "backend/cts/gpu/gpu_rig.h"
 

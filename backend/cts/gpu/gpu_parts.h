@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "backend/gemm/cublas/gemm_cublas.h"
+
 void gpu_part_kernels(void);
 void gpu_decode(void); /* packed weights, in the part `kernels` */
 void gpu_part_routing(void);
@@ -26,3 +28,7 @@ void gpu_part_profile_single(void);
 /* In the part `routing`: random routes, a few of them dropped, ordered by the device. NULL, or the problem. */
 const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
 void gpu_report_token_copies(void); /* gpu_token_copies.c */
+
+/* cuBLAS, or the fake one, on the rig's device. how: SLUICE_CUBLAS_*. host: the allocator of host memory. The caller
+ * destroys the gemm. */
+sluice_gemm_t* gpu_cublas_open(int32_t how, sluice_allocator_t* host);

@@ -13,7 +13,7 @@ from typing import Any
 from sluice.adapters.torch import Context, ContextOptions
 from sluice.config import TunerOptions
 from sluice.errors import OverBudget
-from sluice.planning.planner import Choice as Planned
+from sluice.planning.planner import Choice
 
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen, in_turns
@@ -21,7 +21,7 @@ from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
 from integration_tests.benchmarks.scenarios.scenarios_priced import Pick, Priced, name_of
 from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
 from integration_tests.benchmarks.tuner.tuner_rounds import ByDestination
-from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario
+from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Scenario
 
 MOST = 4  # the tuner may take this many times plan["steps"] rounds if its races have not ended
 WITHIN = 1.3  # pairs whose prediction is beyond this factor of the best prediction are not screened
@@ -77,13 +77,12 @@ class Run:
 
     def of_pick(self, pick: Pick) -> Steps | None:
         """A layer for each different pair, and its inputs. None: a pair does not fit the budget of its context."""
-        layers: dict[Planned, Any] = {}
+        layers: dict[Choice, Any] = {}
         found: Steps = {}
         for tokens, pair in sorted(pick.items(), reverse=True):  # plans are made for the largest
             scenario = self.inputs[tokens]
             if pair not in layers:
-                choice = Choice(pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad)
-                layers[pair] = scenario.layer(self.shared(), choice)
+                layers[pair] = scenario.layer(self.shared(), pair)
             found[tokens] = scenario, layers[pair]
             try:
                 scenario.step(layers[pair])
@@ -108,7 +107,7 @@ class Run:
             if rounds >= self.plan["steps"] and (settled or rounds >= MOST * self.plan["steps"]):
                 return {tokens: (one, layer) for tokens, one in self.inputs.items()}
 
-    def best_fixed(self) -> Planned:
+    def best_fixed(self) -> Choice:
         """Screens pairs: returns the one with the shortest run by medians. A step follows a step of the same kind."""
         priced = self.priced
         by_time = sorted(priced.pairs, key=lambda one: priced.total(priced.fixed(one)))
@@ -146,7 +145,7 @@ class Run:
         picks["best fixed"] = self.priced.fixed(self.best_fixed())
         fixed = self.plan["list"].get(self.drawn.kind)
         if fixed is not None:
-            picks["list's pair"] = self.priced.fixed(Planned(*fixed))
+            picks["list's pair"] = self.priced.fixed(Choice(*fixed))
         for name, pick in picks.items():
             same = next((other for other in found if picks.get(other) == pick), None)
             made = found[same] if same is not None else self.of_pick(pick)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 from sluice.planning.machines import Machine
-from sluice.planning.planner import Choice as Planned
-from sluice.planning.planner import Planner, Prediction, Workload
+from sluice.planning.planner import Choice, Planner, Prediction, Workload
 
 from integration_tests.benchmarks.measuring.rank import balanced_ids, forget_gradients, make_experts, seconds_of
 
@@ -20,23 +20,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 MODELS = ("schedule", "mpmoe", "mpipemoe")
 
 
-class Choice(NamedTuple):
-    """The configuration of a layer. None, and 0 chunks, leave the choice to the tuner."""
-
-    chunks: int
-    restore_input: str | None = None
-    restore_pre_activation: str | None = None
-    wgrad: str | None = None
-    kept: int = 0  # the policies hold for this many chunks, the first ones; 0: for all
-
-    def by_chunk(self, policy: str | None, rest: str) -> str | list[str]:
-        """The policy of a tensor for MoeConfig: one for all chunks, or a list with `rest` after the first `kept`."""
-        if policy is None or not 0 < self.kept < self.chunks:
-            return policy or "adaptive"
-        return [policy] * self.kept + [rest] * (self.chunks - self.kept)
-
-
-OPEN = Choice(0)
+OPEN = Choice()
 
 
 class Scenario:
@@ -61,18 +45,12 @@ class Scenario:
         case = self.case
         # Without a budget the mode is fixed, so that sides differ only in n.
         free = "adaptive" if context.options.memory_budget else "deferred"
-        options = {
-            "top_k": case["K"],
-            "chunks": choice.chunks,
-            "wgrad_mode": choice.wgrad or free,
-            "policy": (
-                choice.by_chunk(choice.restore_input, "redispatch"),
-                choice.by_chunk(choice.restore_pre_activation, "recompute"),
-            ),
-            **changes,
-        }
+        policy: Any = (choice.restore_input or "adaptive", choice.restore_pre_activation or "adaptive")
+        if choice.kept_chunks:
+            policy = choice.restores(choice.num_chunks, under_plan=True)
+        options = {"top_k": case["K"], "chunks": choice.num_chunks, "wgrad_mode": choice.wgrad or free, **changes}
         sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
-        return MoeLayer(context, MoeConfig(**{"activation": "relu", **sizes, **options}))
+        return MoeLayer(context, MoeConfig(**{"activation": "relu", "policy": policy, **sizes, **options}))
 
     def forward(self, layer: MoeLayer) -> torch.Tensor:
         return layer(self.tokens, self.ids, self.weights, self.experts)
@@ -93,13 +71,9 @@ class Scenario:
 def key_of(choice: Choice) -> str:
     """The name of a choice in records: n, or a plan."""
     if choice.restore_input is None:
-        return str(choice.chunks)
-    part = f"/first {choice.kept}" if 0 < choice.kept < choice.chunks else ""
-    return "/".join(map(str, choice[:4])) + part
-
-
-def choice_of(planned: Planned) -> Choice:
-    return Choice(planned.num_chunks, planned.restore_input, planned.restore_pre_activation, planned.wgrad)
+        return str(choice.num_chunks)
+    part = f"/first {choice.kept_chunks}" if choice.kept_chunks else ""
+    return f"{choice.num_chunks}/{choice.restore_input}/{choice.restore_pre_activation}/{choice.wgrad}{part}"
 
 
 def predicted_of(p: Prediction) -> dict[str, float]:
@@ -118,15 +92,12 @@ def predictions(
     """The planner's predictions for these choices on the machine, by key_of."""
     planner = Planner(Machine(machine, {}))
     work = workload_of(case, world_size).with_(memory_budget=budget or 0)
-    return {
-        key_of(c): predicted_of(
-            planner.predict(
-                work,
-                Planned(c.chunks, c.restore_input or "keep", c.restore_pre_activation or "keep", c.wgrad or "deferred"),
-            )
-        )
-        for c in choices
-    }
+    fixed = {"restore_input": "keep", "restore_pre_activation": "keep", "wgrad": "deferred"}
+    found = {}
+    for choice in choices:
+        unset = {name: value for name, value in fixed.items() if getattr(choice, name) is None}
+        found[key_of(choice)] = predicted_of(planner.predict(work, replace(choice, kept_chunks=0, **unset)))
+    return found
 
 
 def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[list[Choice], int | None]:
@@ -144,7 +115,7 @@ def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[l
     # The planner's base is that of a small context; the torch adapter's GEMMs need more.
     budget = int(least + case["budget_share"] * (most.total_bytes - least)) + (4 << 20)
     chosen = planner.choose(work.with_(memory_budget=budget)).candidates
-    return [choice_of(c.choice) for c in chosen if not c.verdict.startswith("over")], budget
+    return [replace(c.choice, kept_chunks=0) for c in chosen if not c.verdict.startswith("over")], budget
 
 
 def choices_of_models(

@@ -228,27 +228,6 @@ def test_CTcp_WhatDoesNotFit_IsRefusedByNameOnBothMachines(two_machines, c_progr
         assert SECRET not in text
 
 
-def test_ManualProgram_AsPrinted_BuildsByThePrintedCommandAndRuns(libraries, tmp_path):
-    need("gcc", "gcc")
-    with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
-        manual = file.read()
-    (tmp_path / "step.c").write_text(re.search(r"```c\n(.*?)```", manual, re.DOTALL).group(1))
-    command = re.search(r"```sh\n(gcc .*?)```", manual, re.DOTALL).group(1).strip()
-    installed = "$(pkg-config --cflags --libs sluice)"  # capi/packaging's tests take the packed tree's
-    assert installed in command
-    built = f"-I{ROOT}/capi/include {libraries}/libsluice.so.0 -Wl,-rpath,{libraries}"
-    command = command.replace("gcc ", "gcc -Wall -Wextra -Werror ").replace(installed, built)
-    text = run(["sh", "-ec", f"cd {tmp_path}; {command}"])
-    wanted = ["y[0] = 1 0", "y[1] = 2 0", "y[2] = 0.5 0.5", "y[3] = 0 0"]
-    wanted += [
-        "dx[0] = 1 0, dweight 1",
-        "dx[1] = 1 2, dweight 2",
-        "dx[2] = 0.5 0.5, dweight 2",
-        "dx[3] = 0 0, dweight 0",
-    ]
-    assert text.splitlines() == wanted
-
-
 def test_ProgramOfTheHeader_AsPrinted_HasAtMost40LinesAndRuns(libraries, tmp_path):
     need("gcc", "gcc")
     with open(os.path.join(ROOT, "capi", "include", "sluice", "sluice.h")) as file:

@@ -10,7 +10,8 @@ import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-STEP = "y[0] = 1 0\ny[1] = 2 0\ny[2] = 0.5 0.5\ny[3] = 0 0\n"  # the output of the manual's program
+# The output of the program at the top of sluice.h.
+STEP = "y 1 0  dx 1 0\ny 1 2  dx 2 3\ny 0.5 0.5  dx 0.5 0.5\n"
 LOSSES = 5  # lines of the C++ program
 
 
@@ -23,11 +24,12 @@ def run(*command, **options):
 
 
 def project(folder):
-    """Writes the project: the program of the manual, the example in C++ and a CMakeLists.txt."""
+    """Writes the project: the program at the top of sluice.h, the example in C++ and a CMakeLists.txt."""
     shutil.copytree(os.path.join(HERE, "consumer"), folder)
     shutil.copy(os.path.join(ROOT, "examples", "cpp", "local.cc"), folder)
-    with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
-        (folder / "step.c").write_text(re.search(r"^```c\n(#include.*?)^```", file.read(), re.S | re.M).group(1))
+    with open(os.path.join(ROOT, "capi", "include", "sluice", "sluice.h")) as file:
+        program = re.search(r"^ \*   (#include(?:.*\n)+? \*   \})\n \*\n", file.read(), re.M).group(1)
+    (folder / "step.c").write_text(program.replace("\n *   ", "\n") + "\n")
     return folder
 
 

@@ -7,15 +7,13 @@ Models of transformers are imported on demand, because the import takes seconds.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import autoep_custom
-import deepspeed
+import ds_models
 import torch
 import torch.distributed as dist
-from ds_models import ds_config
 from torch import nn
 
 VOCABULARY = 61
@@ -49,10 +47,7 @@ def expert_parallel(kind: str, size: int = 2, **changes: Any) -> dict[str, Any]:
 
 def engine(model: nn.Module, section: dict[str, Any], sluice: dict[str, Any] | None, **config: Any) -> Any:
     """Calls only deepspeed.initialize."""
-    whole = copy.deepcopy({**ds_config(), "expert_parallel": section, **config})
-    if sluice is not None:
-        whole["sluice"] = sluice
-    return deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=whole)[0]
+    return ds_models.engine(model, {**ds_models.ds_config(), "expert_parallel": section, **config}, sluice)
 
 
 def moe_layers(model: nn.Module) -> list[tuple[str, Any]]:

@@ -4,23 +4,21 @@ moves."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from typing import Any
+from unittest.mock import patch
 
 import autoep_models as models
 import torch
 import torch.distributed as dist
-from cases_placement import UNCLIPPED, _same
-from shuffles import PROMISES_BITS, forgetting, shuffled
+from cases_placement import UNCLIPPED, differing_files, shuffle, still_and_moved
+from ds_models import go_home
+from shuffles import PROMISES_BITS
 from sluice.adapters.deepspeed.moe.autoep_state import AutoEPState
 
 SECTION = {**models.SLUICE, **PROMISES_BITS}
-
-
-def shuffle(host: Any, seed: int) -> None:
-    """Moves the experts of every layer to random places, the same on all ranks."""
-    for number, layer in enumerate(host.sluice.layers):
-        host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
 
 def moved_training(
@@ -28,35 +26,15 @@ def moved_training(
     steps: int,
     every: int,
     size: int = 2,
-    config: dict[str, Any] | None = None,
-    forget: str = "",
     shape: dict[str, int] | None = None,
     stale: bool = False,
-) -> list[Any]:
-    """Returns [unmoved, moved]: results of `autoep_models.train`. Under ZeRO and bf16 experts move before the forward,
-    when there are no gradients. Otherwise experts move before the update, with gradients. At the end they are home.
-
-    forget: state that does not move, as with a faulty host. stale: the engine does not learn of a move."""
-    config = {**UNCLIPPED, **(config or {})}
-    after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
-
-    def move(host: Any, step: int) -> None:
-        if step == steps - 1:
-            with host.sluice.at_home(False):
-                pass
-        elif step % every == every - 1:
-            shuffle(host, step)
-
-    when = {"before": move} if after_update else {"check": move}
-    common = {"section": {"autoep_size": size}, "config": config, "shape": shape}
-    still, replace = models.train(kind, steps, SECTION, **common), AutoEPState.replace_experts
-    if stale:
-        AutoEPState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
-    try:
-        with forgetting(forget):
-            return [still, models.train(kind, steps, SECTION, **common, **when)]
-    finally:
-        AutoEPState.replace_experts = replace
+    **how: Any,
+) -> list[dict[str, Any]]:
+    """Runs `still_and_moved` with AutoEP layers. stale: the engine does not learn of a move."""
+    training = functools.partial(models.train, kind, steps, SECTION, section={"autoep_size": size}, shape=shape)
+    only_noted = patch.object(AutoEPState, "replace_experts", lambda state, new: setattr(state, "placement", new))
+    with only_noted if stale else contextlib.nullcontext():
+        return still_and_moved(training, steps, every, **how)
 
 
 def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
@@ -70,8 +48,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
             reports.extend(state["placement"] for state in host.sluice.stats()["layers"])
             host.sluice.decider.close()
             host.sluice.decider = None
-            with host.sluice.at_home(False):
-                pass
+            go_home(host)
 
     def favour(model: Any) -> None:
         """Makes the router prefer the first rank's experts."""
@@ -100,15 +77,8 @@ def checkpoints(kind: str, folder: str, config: dict[str, Any]) -> list[str]:
     for name, host in hosts.items():
         host.save_checkpoint(os.path.join(folder, name), tag="x")
     dist.barrier()
-    files, differ = sorted(os.listdir(os.path.join(folder, "still", "x"))), []
-    for file in files:
-        one, other = (
-            torch.load(os.path.join(folder, name, "x", file), weights_only=False, map_location="cpu") for name in hosts
-        )
-        if not _same(one, other):
-            differ.append(file)
-    with hosts["moved"].sluice.at_home(False):
-        pass
+    files, differ = differing_files(folder)
+    go_home(hosts["moved"])
     for host in hosts.values():
         host.sluice.unswap()
         host.destroy()

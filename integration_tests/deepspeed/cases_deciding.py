@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from cases_placement import SECTION, UNCLIPPED, kept_bits
 from counted_memory import counted
-from ds_models import batch, build, ds_config, engine, train
+from ds_models import batch, build, ds_config, engine, go_home, said, train
 from replaced_collectives import noted_collectives
 from shuffles import forgetting
 from sluice.adapters.common.migration import background
@@ -21,7 +22,6 @@ from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.deepspeed.moe import deciding
 from sluice.adapters.deepspeed.moe.state import LayerState
-from sluice.errors import SluiceError
 from sluice.planning.placement import PlacementPlan
 
 # With these options every move pays.
@@ -42,25 +42,11 @@ def _favours_the_first(model: Any) -> None:
             gate[: gate.shape[0] // 2] += 0.6
 
 
-class _Home:
+def _stop_deciding(host: Any) -> None:
     """Replaces the decider after closing it. After the last step all experts move home."""
-
-    def __init__(self, host: Any) -> None:
-        self._host = host
-        host.sluice.decider.close()
-
-    def before_step(self) -> None:
-        pass
-
-    def cancel(self, reason: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def after_step(self) -> None:
-        with self._host.sluice.at_home(False):
-            pass
+    host.sluice.decider.close()
+    nothing = dict.fromkeys(("before_step", "cancel", "close"), lambda *_: None)
+    host.sluice.decider = SimpleNamespace(**nothing, after_step=lambda: go_home(host))
 
 
 def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: Any) -> PlacementPlan:
@@ -71,23 +57,25 @@ def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: 
     return PlacementPlan(ranks, slots, 1.0, 2, 1, 1, 1, sum(a != b for a, b in zip(ranks, expert_rank)), False)
 
 
-@contextlib.contextmanager
-def _breaking(name: str) -> Iterator[None]:
-    """Makes the function `name` of background moves fail on rank 1."""
-    owner = moves if name == "fill" else background
+def _shuffling() -> contextlib.AbstractContextManager[Any]:
+    """Makes every decision a random placement."""
+    return patch.object(deciding, "plan_placement", functools.partial(_shuffled, random.Random(5)))
+
+
+def _only_noted(state: Any, placement: Any) -> None:
+    """Replaces replace_experts: the engine does not learn of a move."""
+    state.placement = placement
+
+
+def _breaking(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Makes the function `name` of background moves fail on rank 1. "": none fails."""
 
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"{name} has failed")
 
     if not name or dist.get_rank() != 1:
-        yield
-        return
-    original = getattr(owner, name)
-    setattr(owner, name, fails)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+        return contextlib.nullcontext()
+    return patch.object(moves if name == "fill" else background, name, fails)
 
 
 def decided_training(
@@ -127,9 +115,8 @@ def decided_training(
                         parameter.mul_(1.0)
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats()["layers"])
-            host.sluice.decider = _Home(host)
+            _stop_deciding(host)
 
-    plan, replace, first = deciding.plan_placement, LayerState.replace_experts, BackgroundMove.__init__
     common: dict[str, Any] = {
         "config": {**UNCLIPPED, **(config or {})},
         "dtype": dtype,
@@ -138,18 +125,23 @@ def decided_training(
         "at_end": kept_bits,
     }
     still = train(layers, steps, SECTION, **common)
-    if shuffle:
-        deciding.plan_placement = functools.partial(_shuffled, random.Random(5))
-    if stale:
-        LayerState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
-    if epoch_of_last and dist.get_rank() == dist.get_world_size() - 1:
-        BackgroundMove.__init__ = lambda self, *given: (first(self, *given), setattr(self, "_epoch", epoch_of_last))[0]
+    first = BackgroundMove.__init__
+
+    def of_another_epoch(self: Any, *given: Any) -> None:
+        first(self, *given)
+        self._epoch = epoch_of_last
+
     placement = {**WILLING, "bytes_per_second": rate}
-    try:
-        with forgetting(forget, is_left_out), _breaking(broken):
-            moved = train(layers, steps, {**SECTION, "placement": placement}, check=check, **common)
-    finally:
-        deciding.plan_placement, LayerState.replace_experts, BackgroundMove.__init__ = plan, replace, first
+    with contextlib.ExitStack() as faults:
+        if shuffle:
+            faults.enter_context(_shuffling())
+        if stale:
+            faults.enter_context(patch.object(LayerState, "replace_experts", _only_noted))
+        if epoch_of_last and dist.get_rank() == dist.get_world_size() - 1:
+            faults.enter_context(patch.object(BackgroundMove, "__init__", of_another_epoch))
+        faults.enter_context(forgetting(forget, is_left_out))
+        faults.enter_context(_breaking(broken))
+        moved = train(layers, steps, {**SECTION, "placement": placement}, check=check, **common)
     return [still, moved, reports]
 
 
@@ -162,33 +154,25 @@ def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
     with _breaking("fill"):
         for step in range(14):
             x, target = _positive(step)
-            try:
-                host.backward(host(x, target))
-            except SluiceError as error:
-                return stepped, str(error)
-            try:
-                host.step()
-            except SluiceError as error:
-                stepped = str(error)
+            called = said(lambda: host.backward(host(x, target)))  # noqa: B023
+            if called:
+                return stepped, called
+            stepped = said(host.step) or stepped
     return stepped, ""
 
 
 def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
     """Returns the host memory that moves at every decision take on this rank."""
-    plan, deciding.plan_placement = deciding.plan_placement, functools.partial(_shuffled, random.Random(5))
     layers = [{"num_experts": 8, "k": 2, "expert": "wide", "drop_tokens": False}]
 
     def check(host: Any, step: int) -> None:
         if step == 10:
-            host.sluice.decider = _Home(host)
+            _stop_deciding(host)
 
-    try:
-        with counted() as count:
-            skewed = {"prepare": _favours_the_first, "data": _positive}
-            section = {**SECTION, "placement": WILLING}
-            train(layers, 11, section, {**UNCLIPPED, **config}, dtype=dtype, check=check, **skewed)
-    finally:
-        deciding.plan_placement = plan
+    with _shuffling(), counted() as count:
+        skewed = {"prepare": _favours_the_first, "data": _positive}
+        section = {**SECTION, "placement": WILLING}
+        train(layers, 11, section, {**UNCLIPPED, **config}, dtype=dtype, check=check, **skewed)
     return {name: value for name, value in vars(count).items() if not name.startswith("_")}
 
 
@@ -200,20 +184,18 @@ def even_training(steps: int) -> Any:
         {**SECTION, "placement": {**WILLING, "target": 1.9}},
     )
     sent: list[str] = []
-    look = type(host.sluice.decider.watches[0]).look
+    kind = type(host.sluice.decider.watches[0])
+    look = kind.look
 
     def counted(*args: Any) -> None:
         with noted_collectives(sent):
             look(*args)
 
-    type(host.sluice.decider.watches[0]).look = counted
-    try:
+    with patch.object(kind, "look", counted):
         for step in range(steps):
             x, target = batch(step)
             host.backward(host(x, target))
             host.step()
-    finally:
-        type(host.sluice.decider.watches[0]).look = look
     reports = [state["placement"] for state in host.sluice.stats()["layers"]]
     host.sluice.unswap()
     host.destroy()

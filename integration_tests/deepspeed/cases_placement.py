@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import sluice
 import torch
@@ -17,7 +19,7 @@ from cases_traps import _one_step
 from deepspeed.profiling.flops_profiler import FlopsProfiler
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime import utils
-from ds_models import SLUICE, batch, build, ds_config, engine, train
+from ds_models import SLUICE, batch, build, ds_config, engine, go_home, said, train
 from shuffles import PROMISES_BITS, bits, copied, forgetting, shuffled, state_bits
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration import shipments
@@ -25,7 +27,7 @@ from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.deepspeed.moe import moving
 from sluice.adapters.deepspeed.moe.state import LayerState
-from sluice.errors import InvalidState, SluiceError, Unsupported
+from sluice.errors import Unsupported
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -33,7 +35,7 @@ SECTION = {**SLUICE, **PROMISES_BITS}
 UNCLIPPED = {"gradient_clipping": 0.0}
 
 
-def _shuffle(host: Any, seed: int) -> None:
+def shuffle(host: Any, seed: int) -> None:
     """Moves the experts of every layer to random places, the same on all ranks."""
     for number, layer in enumerate(host.sluice.layers):
         host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
@@ -48,20 +50,19 @@ def kept_bits(host: Any) -> dict[str, dict[str, int]]:
     return {"parameters": parameters, "optimizer": {**bits(updated), **state_bits(updated, base)}}
 
 
-def moved_training(
-    layers: list[dict[str, Any]],
+def still_and_moved(
+    train: Callable[..., dict[str, Any]],
     steps: int,
     every: int,
     config: dict[str, Any] | None = None,
-    dtype: str = "float32",
     forget: str = "",
-    options: dict[str, Any] | None = None,
+    is_left_out: bool = False,
     frozen: tuple[int, int] = (-1, -1),
-) -> Any:
+) -> list[dict[str, Any]]:
     """Returns [unmoved, moved]: the results of `train`. Experts move before the optimizer's step, so that gradients
     move too. Under ZeRO and the bf16 optimizers they move before the next forward, when there are no gradients. At the
-    end they are home. forget: state that does not move, as with a faulty host. frozen: experts are frozen from the
-    first step until the second."""
+    end they are home. forget: state that does not move, as with a faulty host, or arrives as zeros (not is_left_out).
+    frozen: experts are frozen from the first step until the second."""
     config = {**UNCLIPPED, **(config or {})}
     after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
     micro_steps = config.get("gradient_accumulation_steps", 1) if after_update else 1
@@ -73,10 +74,9 @@ def moved_training(
         if rest:
             return
         if update == steps // micro_steps - 1:
-            with host.sluice.at_home(False):
-                pass
+            go_home(host)
         elif update % every == every - 1:
-            _shuffle(host, step)
+            shuffle(host, step)
             moves += all(moving.has_moved(layer) for layer in host.sluice.layers)
 
     def freeze(host: Any, step: int) -> None:
@@ -89,12 +89,24 @@ def moved_training(
         if after_update:
             move(host, step)
 
-    common: dict[str, Any] = {"config": config, "dtype": dtype, "at_end": kept_bits}
-    section = {**SECTION, **(options or {})}
-    still = train(layers, steps, section, before=freeze, **common)
-    with forgetting(forget, is_left_out=True):
-        moved = train(layers, steps, section, before=freeze_and_move, check=None if after_update else move, **common)
+    still = train(config=config, before=freeze)
+    with forgetting(forget, is_left_out):
+        moved = train(config=config, before=freeze_and_move, check=None if after_update else move)
     return [still, {**moved, "moves": moves}]
+
+
+def moved_training(
+    layers: list[dict[str, Any]],
+    steps: int,
+    every: int,
+    dtype: str = "float32",
+    options: dict[str, Any] | None = None,
+    **how: Any,
+) -> list[dict[str, Any]]:
+    """Runs `still_and_moved` with DeepSpeed's own layers."""
+    section = {**SECTION, **(options or {})}
+    training = functools.partial(train, layers, steps, section, dtype=dtype, at_end=kept_bits)
+    return still_and_moved(training, steps, every, is_left_out=True, **how)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -108,6 +120,16 @@ def _same(one: Any, other: Any) -> bool:
     return True  # ignores names, versions and paths
 
 
+def differing_files(folder: str) -> tuple[list[str], list[str]]:
+    """Returns the checkpoint files of an unmoved and a moved training, and those that differ."""
+    files = sorted(os.listdir(os.path.join(folder, "still", "x")))
+
+    def read(name: str, file: str) -> Any:
+        return torch.load(os.path.join(folder, name, "x", file), weights_only=False, map_location="cpu")
+
+    return files, [file for file in files if not _same(read("still", file), read("moved", file))]
+
+
 def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Any:
     """Returns [checkpoint files, those that differ if experts have moved, later losses]."""
     names = ("still", "moved", "stock", "back")
@@ -119,21 +141,14 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
         for name in ("still", "moved"):
             _one_step(hosts[name], step)
             hosts[name].step()
-        _shuffle(hosts["moved"], step)
+        shuffle(hosts["moved"], step)
     lay = [layer._sluice.placement for layer in hosts["moved"].sluice.layers]
     for name in ("still", "moved"):
         hosts[name].save_checkpoint(os.path.join(folder, name), tag="x")
     assert [layer._sluice.placement for layer in hosts["moved"].sluice.layers] == lay, "they did not go back"
     dist.barrier()
-    files, differ = sorted(os.listdir(os.path.join(folder, "still", "x"))), []
-    for file in files:
-        one, other = (
-            torch.load(os.path.join(folder, name, "x", file), weights_only=False, map_location="cpu")
-            for name in ("still", "moved")
-        )
-        if not _same(one, other):
-            differ.append(file)
-    _shuffle(hosts["back"], 9)  # the load must move the experts home
+    files, differ = differing_files(folder)
+    shuffle(hosts["back"], 9)  # the load must move the experts home
     for name in ("stock", "back"):
         path, _ = hosts[name].load_checkpoint(os.path.join(folder, "moved"), tag="x")
         assert path is not None
@@ -143,8 +158,7 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
         for name, host in hosts.items():
             losses[name].append(float(_one_step(host, step)))
             host.step()
-    with hosts["moved"].sluice.at_home(False):
-        pass
+    go_home(hosts["moved"])
     for name, host in hosts.items():
         if name != "stock":
             host.sluice.unswap()
@@ -155,56 +169,47 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
 
 def refusals() -> list[str]:
     """Returns the errors of invalid moves on all ranks, after which nothing has moved."""
-    said = []
+    found: list[str] = []
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
     rank, slot = (list(numbers) for numbers in layer._sluice.home)
     turned = [1 - s for s in slot]
 
-    def refuse(error_type: type[Exception], *lists: Any) -> None:
-        try:
-            host.sluice.move_experts(layer, *lists)
-        except error_type as error:
-            said.append(str(error))
-        else:
-            said.append("")
+    def refuse(*lists: Any) -> None:
+        found.append(said(lambda: host.sluice.move_experts(layer, *lists)))
         assert not moving.has_moved(layer)
 
-    refuse(Unsupported, [0] * len(rank), list(range(len(rank))))
+    refuse([0] * len(rank), list(range(len(rank))))
     torch.manual_seed(0)
     x, target = torch.randn(2, 12, 16), torch.randn(2, 12, 16)
     loss = host(x, target)
-    refuse(InvalidState, rank, turned)
+    refuse(rank, turned)
     host.backward(loss)
     host.step()
     host.sluice.move_experts(layer, rank, turned)
-    try:
-        host.sluice.unswap()
-        said.append("")
-    except InvalidState as error:
-        said.append(str(error))
+    found.append(said(host.sluice.unswap))
     host.sluice.move_experts(layer, rank, slot)
     if dist.get_rank() == 0:
         next(layer.experts.parameters()).requires_grad_(False)
-    refuse(Unsupported, rank, turned)  # a parameter of one of rank 0's experts is frozen
+    refuse(rank, turned)  # a parameter of one of rank 0's experts is frozen
     layer.experts.requires_grad_(True)
     host.sluice.unswap()
     host.destroy()
-    zero = engine(build([{}]), ds_config(zero_optimization={"stage": 1}), SECTION)
-    layer, host = zero.sluice.layers[0], zero
+    host = engine(build([{}]), ds_config(zero_optimization={"stage": 1}), SECTION)
+    layer = host.sluice.layers[0]
     host.backward(host(x, target))
-    refuse(InvalidState, rank, turned)
+    refuse(rank, turned)
     host.step()
-    zero.sluice.unswap()
-    zero.destroy()
-    return said
+    host.sluice.unswap()
+    host.destroy()
+    return found
 
 
 def refused_optimizer(placement: str | None) -> list[str]:
     """Returns errors with DeepSpeed's FusedAdam over 16-bit parameters without ZeRO, from moves or from the start."""
     adam = {"type": "AdamW", "params": {"lr": 1e-2}}
     config = ds_config(**UNCLIPPED, bf16={"enabled": True}, optimizer=adam)
-    model, said = build([{}]), []
+    model, found = build([{}]), []
     swapped = {**SECTION, "optimizer": True, **({} if placement is None else {"placement": placement})}
     try:
         host = engine(model, config, swapped)
@@ -216,14 +221,11 @@ def refused_optimizer(placement: str | None) -> list[str]:
         host.backward(host(x, target))
         host.step()
         before, layer = kept_bits(host), host.sluice.layers[0]
-        try:
-            host.sluice.move_experts(layer, *shuffled(layer._sluice, step))
-        except Unsupported as error:
-            said.append(str(error))
+        found.append(said(lambda: shuffle(host, step)))  # noqa: B023
         assert kept_bits(host) == before and not moving.has_moved(layer)
     host.sluice.unswap()
     host.destroy()
-    return said
+    return found
 
 
 def _ways(host: Any, folder: str) -> dict[str, Any]:
@@ -286,20 +288,18 @@ def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
     ways = _ways(host, folder)
     wanted = {name: copied(way()) for name, way in ways.items()}
     bits_before = kept_bits(host)
-    _shuffle(host, 1)
+    shuffle(host, 1)
     away = kept_bits(host)
     found = {}
     for name, way in ways.items():
-        try:
-            said = "" if _same(way(), wanted[name]) else "OTHER"
-        except InvalidState as error:
-            said = str(error)
+        got: list[Any] = []
+        error = said(lambda: got.append(way()))  # noqa: B023
+        assert error or _same(got[0], wanted[name]), name
         assert kept_bits(host)["optimizer"] == away["optimizer"] and all(map(moving.has_moved, host.sluice.layers))
         with sluice.experts_at_home(host):
             is_right = _same(way(), wanted[name]) and kept_bits(host) == bits_before
-        found[name] = [said, is_right]
-    with host.sluice.at_home(False):
-        pass
+        found[name] = [error, is_right]
+    go_home(host)
     host.sluice.unswap()
     host.destroy()
     dist.barrier()
@@ -329,7 +329,7 @@ def derived(config: dict[str, Any], dtype: str, overflows: bool = False) -> list
         profiler = FlopsProfiler(host.module)
         profiler.start_profile()
         norms: list[float] = []
-        with _noted_norms(norms):
+        with noted_norms(norms):
             for step in range(config.get("gradient_accumulation_steps", 1)):
                 x, target = batch(step, None, getattr(torch, dtype))
                 loss = host(x, target)
@@ -353,8 +353,7 @@ def derived(config: dict[str, Any], dtype: str, overflows: bool = False) -> list
             }
         )
         if section is not None:
-            with host.sluice.at_home(False):
-                pass
+            go_home(host)
             host.sluice.unswap()
         host.destroy()
     return found
@@ -368,7 +367,7 @@ def _make_infinite(host: Any, expert: int, expert_rank: list[int], expert_slot: 
 
 
 @contextlib.contextmanager
-def _noted_norms(norms: list[float]) -> Iterator[None]:
+def noted_norms(norms: list[float]) -> Iterator[None]:
     """Records the return values of DeepSpeed's function that clips f32 gradients."""
     original = utils.clip_grad_norm_
 
@@ -377,15 +376,8 @@ def _noted_norms(norms: list[float]) -> Iterator[None]:
         norms.append(float(norm))
         return norm
 
-    utils.clip_grad_norm_ = engine_module.clip_grad_norm_ = noted
-    try:
+    with patch.object(utils, "clip_grad_norm_", noted), patch.object(engine_module, "clip_grad_norm_", noted):
         yield
-    finally:
-        utils.clip_grad_norm_ = engine_module.clip_grad_norm_ = original
-
-
-class _Broken(RuntimeError):
-    """The error raised in a step of a move."""
 
 
 @contextlib.contextmanager
@@ -406,22 +398,19 @@ def _failing(step: str, rank: int) -> Iterator[None]:
                 return original(given[0], Placement((0,), (0,)))
             if name == "_exchange":
                 original(*given)
-            raise _Broken(f"{name} has failed")
+            raise RuntimeError(f"{name} has failed")
         if name == "_begin" and calls == 1:
             time.sleep(0.3)  # until the rank that failed has closed its connections
         return original(*given)
 
-    setattr(owner, name, fails)
-    try:
+    with patch.object(owner, name, fails):
         yield
-    finally:
-        setattr(owner, name, original)
 
 
 def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
     """Returns (this rank's error for each failing step, whether the state was unchanged, whether losses and final state
     equal those of a training without moves)."""
-    said: list[str] = []
+    errors: list[str] = []
     as_before: list[bool] = []
 
     def move(host: Any, step: int) -> None:
@@ -430,23 +419,18 @@ def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
         layer = host.sluice.layers[0]
         before, lay = kept_bits(host), layer._sluice.placement
         with _failing(steps[step - 1], rank=1):
-            try:
-                host.sluice.move_experts(layer, *shuffled(layer._sluice, step))
-                said.append("")
-            except SluiceError as error:
-                said.append(f"{type(error).__name__}: {error}")
+            errors.append(said(lambda: host.sluice.move_experts(layer, *shuffled(layer._sluice, step))))
         as_before.append(kept_bits(host) == before and layer._sluice.placement == lay and not layer._sluice.torn)
 
     def end(host: Any) -> Any:
-        with host.sluice.at_home(False):
-            pass
+        go_home(host)
         return kept_bits(host)
 
     common: dict[str, Any] = {"config": {**UNCLIPPED, **config}, "at_end": end}
     layers = [{"k": 2, "num_experts": 8, "expert": "gelu"}]
     still = train(layers, len(steps) + 3, SECTION, **common)
     moved = train(layers, len(steps) + 3, SECTION, before=move, **common)
-    return said, as_before, [still[name] == moved[name] for name in ("losses", "end")]
+    return errors, as_before, [still[name] == moved[name] for name in ("losses", "end")]
 
 
 def lost_rank(step: str) -> Any:
@@ -457,16 +441,10 @@ def lost_rank(step: str) -> Any:
     _one_step(host, 0)
     host.step()
     before, lay = kept_bits(host), layer._sluice.placement
-    original = getattr(moves, step)
-    if dist.get_rank() == dist.get_world_size() - 1:
-        setattr(moves, step, lambda *_: os._exit(9))
-    try:
-        host.sluice.move_experts(layer, *shuffled(layer._sluice, 1))
-    except SluiceError as error:
-        said = f"{type(error).__name__}: {error}"
-    finally:
-        setattr(moves, step, original)
-    return said, kept_bits(host) == before and layer._sluice.placement == lay, layer._sluice.torn
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    with patch.object(moves, step, (lambda *_: os._exit(9)) if is_last else getattr(moves, step)):
+        error = said(lambda: host.sluice.move_experts(layer, *shuffled(layer._sluice, 1)))
+    return error, kept_bits(host) == before and layer._sluice.placement == lay, layer._sluice.torn
 
 
 def hung_rank(step: str, wait_s: float) -> Any:
@@ -488,20 +466,17 @@ def hung_rank(step: str, wait_s: float) -> Any:
             store.wait([f"hung {step} {rank}" for rank in range(last)], timedelta(seconds=100))
             return original(*given)
 
-        if dist.get_rank() == last:
-            setattr(owner, step, hangs)
         places = shuffled(layer._sluice, 1)
-        try:
+
+        def attempt() -> None:
             if step == "still_of":  # a move while training runs
                 new = Placement(*map(tuple, places))
                 BackgroundMove(range(last + 1)).begin(layer._sluice, moving.belongings_of(layer, host.optimizer), new)
             else:
                 host.sluice.move_experts(layer, *places)
-            found.append("")
-        except SluiceError as error:
-            found.append(f"{type(error).__name__}: {error}")
-        finally:
-            setattr(owner, step, original)
+
+        with patch.object(owner, step, hangs if dist.get_rank() == last else original):
+            found.append(said(attempt))
         store.set(f"hung {step} {dist.get_rank()}", "")
         found.append(time.monotonic() - begun)
         found.append(kept_bits(host) == before and layer._sluice.placement == lay and not layer._sluice.torn)
@@ -515,29 +490,18 @@ def hung_rank(step: str, wait_s: float) -> Any:
 def torn_move() -> list[str]:
     """Returns the errors of a move that can neither continue nor be undone, and of later calls."""
     host = engine(build([{}]), ds_config(), SECTION)
-    layer, said = host.sluice.layers[0], []
-
-    def call(function: Any, *given: Any) -> None:
-        try:
-            function(*given)
-            said.append("")
-        except SluiceError as error:
-            said.append(f"{type(error).__name__}: {error}")
-
+    layer = host.sluice.layers[0]
     _one_step(host, 0)
     host.step()
-    fill, moves.fill = moves.fill, _fails_on_the_last
-    try:
-        call(host.sluice.move_experts, layer, *shuffled(layer._sluice, 1))
-    finally:
-        moves.fill = fill
-    call(_one_step, host, 1)
-    call(host.sluice.move_experts, layer, *shuffled(layer._sluice, 1))
-    call(host.sluice.at_home(False).__enter__)
-    call(host.module.state_dict)
-    return said
 
+    def move() -> None:
+        host.sluice.move_experts(layer, *shuffled(layer._sluice, 1))
 
-def _fails_on_the_last(*_: Any) -> None:
-    if dist.get_rank() == dist.get_world_size() - 1:
-        raise _Broken("fill has failed")
+    def fails_on_the_last(*_: Any) -> None:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise RuntimeError("fill has failed")
+
+    with patch.object(moves, "fill", fails_on_the_last):
+        error = said(move)
+    later = (lambda: _one_step(host, 1), move, host.sluice.at_home(False).__enter__, host.module.state_dict)
+    return [error, *map(said, later)]

@@ -11,7 +11,7 @@ from rank_harness import Ranks, fixture_of, ranks_rest  # noqa: F401
 # SLUICE in the environment of the test run must not affect the tests.
 os.environ.pop("SLUICE", None)
 
-ranks2, ranks4 = fixture_of(lambda: Ranks(2)), fixture_of(lambda: Ranks(4))
+ranks2, ranks4, ranks8 = (fixture_of(lambda world=world: Ranks(world)) for world in (2, 4, 8))
 fresh2, fresh4 = fixture_of(lambda: Ranks(2), "function"), fixture_of(lambda: Ranks(4), "function")
 # Pipelines need their own sets, because the host keeps a pipe's topology in a global until the process ends: two and
 # four stages, and two stages of two replicas.

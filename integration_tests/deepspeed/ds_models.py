@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -60,24 +61,24 @@ class TupleExpert(nn.Module):
 
 def expert(kind: str) -> nn.Module:
     """Returns an expert by name."""
-    if kind == "class":
-        return ClassExpert()
-    if kind == "gated":
-        return GatedExpert()
-    if kind == "tuple":
-        return TupleExpert()
-    if kind == "single":
-        return nn.Linear(WIDTH, WIDTH)
-    if kind == "batchnorm":
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm2d(1))
-    if kind == "dropout":
-        return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Dropout(0.1), nn.Linear(HIDDEN, WIDTH))
-    if kind == "wide":
-        return nn.Sequential(nn.Linear(WIDTH, 2048), nn.ReLU(), nn.Linear(2048, WIDTH))
-    if kind == "plain_linears":
-        return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH))
-    activation = {"relu": nn.ReLU(), "gelu": nn.GELU(), "silu": nn.SiLU()}[kind]
-    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), activation, nn.Linear(HIDDEN, WIDTH))
+
+    def around(*middle: nn.Module, hidden: int = HIDDEN) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, hidden), *middle, nn.Linear(hidden, WIDTH))
+
+    kinds: dict[str, Callable[[], nn.Module]] = {
+        "relu": lambda: around(nn.ReLU()),
+        "gelu": lambda: around(nn.GELU()),
+        "silu": lambda: around(nn.SiLU()),
+        "plain_linears": around,
+        "dropout": lambda: around(nn.ReLU(), nn.Dropout(0.1)),
+        "wide": lambda: around(nn.ReLU(), hidden=2048),
+        "class": ClassExpert,
+        "gated": GatedExpert,
+        "tuple": TupleExpert,
+        "single": lambda: nn.Linear(WIDTH, WIDTH),
+        "batchnorm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm2d(1)),
+    }
+    return kinds[kind]()
 
 
 class Model(nn.Module):
@@ -224,10 +225,25 @@ def train(
         contexts = host.sluice.stats()["contexts"]
         result["passes_in_place"] = max((each["passes_in_place"] for each in contexts), default=0)
         result["peaks"] = {str(each["ranks"]): each["peak_bytes"] for each in contexts}
-        result["peak_bytes"] = max(result["peaks"].values())
+        result["peak_bytes"] = max(result["peaks"].values(), default=0)
         host.sluice.unswap()
     host.destroy()
     return result
+
+
+def go_home(host: Any) -> None:
+    """Moves all experts to their own ranks."""
+    with host.sluice.at_home(False):
+        pass
+
+
+def said(action: Callable[[], Any]) -> str:
+    """Returns "TYPE: MESSAGE" of the error of a call, or "" without an error."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def trained_by_trainer(model: Model, config: dict[str, Any], folder: str, steps: int, **arguments: Any) -> Any:

@@ -8,6 +8,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from sluice.adapters.common.migration import moving
@@ -30,7 +31,6 @@ def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
 def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
     """Makes state of a moving expert with `what` in its name arrive as zeros, or not at all (is_left_out). "": all
     state arrives."""
-    whole = {name: getattr(moving, name) for name in ("content_of", "still_of", "late_of")}
 
     def forgetful(content_of: Any, expert: Any, keeper: Any) -> Any:
         content = content_of(expert, keeper)
@@ -41,13 +41,9 @@ def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
                 content[name] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0
         return content
 
-    for name, content_of in whole.items():
-        setattr(moving, name, functools.partial(forgetful, content_of))
-    try:
+    names = ("content_of", "still_of", "late_of")
+    with patch.multiple(moving, **{name: functools.partial(forgetful, getattr(moving, name)) for name in names}):
         yield
-    finally:
-        for name, content_of in whole.items():
-            setattr(moving, name, content_of)
 
 
 def bits(tensors: dict[str, Any]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rank_harness import Ranks
 from test_ds_autoep import AUTO_EP
-from test_ds_deciding import _reports
+from test_ds_deciding import SIZES, _reports
 
 pytestmark = pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
 
@@ -18,8 +18,6 @@ ZERO = {
     "bf16": {"bf16": {"enabled": True}},
     "zero 1, bf16": {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
 }
-DAILY = ("f32", "zero 1, bf16")
-MODELS = ("stacked", "deepseek_v3")
 
 
 def _differ(answers: list[Any]) -> list[str]:
@@ -29,39 +27,46 @@ def _differ(answers: list[Any]) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
-def test_Move_EveryFewSteps_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
-    answers = ranks2.run("cases_autoep_moves:moved_training", kind="stacked", steps=14, every=3, config=ZERO[name])
+def _trainings() -> list[Any]:
+    """Returns parameters: the ranks, the model, the configuration, the number of steps and of steps between moves."""
+    every = [(2, "stacked", name, 14, 3) for name in ZERO] + [(4, "looped", name, 9, 2) for name in ("f32", "zero 2")]
+    often = [(2, kind, name, 201, 4) for kind in ("stacked", "deepseek_v3") for name in ZERO]
+    daily = (every[0], every[4], every[5])
+    return [pytest.param(*each, marks=() if each in daily else pytest.mark.full) for each in every + often]
+
+
+@pytest.mark.parametrize(("world", "kind", "name", "steps", "every"), _trainings())
+def test_Move_EveryFewSteps_HasTheBitsOfNone(
+    request: pytest.FixtureRequest, world: int, kind: str, name: str, steps: int, every: int
+) -> None:
+    case = {"kind": kind, "steps": steps, "every": every, "config": ZERO[name]}
+    answers = request.getfixturevalue(f"ranks{world}").run("cases_autoep_moves:moved_training", **case)
     assert _differ(answers) == []
     assert all(still["losses"][-1] != still["losses"][0] for still, _ in answers)
 
 
-@pytest.mark.parametrize("name", ["f32", pytest.param("zero 2", marks=pytest.mark.full)])
-def test_Move_TwoReplicas_HasTheBitsOfNone(ranks4: Ranks, name: str) -> None:
-    answers = ranks4.run("cases_autoep_moves:moved_training", kind="looped", steps=9, every=2, config=ZERO[name])
+@pytest.mark.parametrize(("world", "chosen", "stage"), SIZES)
+def test_Move_OfEachSize_HasTheBitsOfNone(request: pytest.FixtureRequest, world: int, chosen: int, stage: int) -> None:
+    case = {"shape": {"experts": max(8, 2 * world), "chosen": chosen}, "size": world, "kind": "stacked"}
+    case |= {"steps": 8, "every": 2, "config": {"zero_optimization": {"stage": stage}}}
+    answers = request.getfixturevalue(f"ranks{world}").run("cases_autoep_moves:moved_training", **case)
     assert _differ(answers) == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ZERO)
-@pytest.mark.parametrize("kind", MODELS)
-def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks2: Ranks, kind: str, name: str) -> None:
-    answers = ranks2.run("cases_autoep_moves:moved_training", kind=kind, steps=201, every=4, config=ZERO[name])
-    assert _differ(answers) == []
+    assert all(still["losses"][-1] != still["losses"][0] for still, _ in answers)
 
 
 @pytest.mark.parametrize(
-    ("name", "forget"), [("f32", " state exp_avg"), ("f32", " grad"), ("zero 1, bf16", " master"), ("zero 2", " state")]
+    ("name", "fault"),
+    [
+        ("f32", {"forget": " state exp_avg"}),
+        ("f32", {"forget": " grad"}),
+        ("f32", {"stale": True}),
+        ("zero 1, bf16", {"forget": " master"}),
+        ("zero 2", {"forget": " state"}),
+    ],
+    ids=str,
 )
-def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, forget: str) -> None:
-    answers = ranks2.run(
-        "cases_autoep_moves:moved_training", kind="stacked", steps=10, every=2, config=ZERO[name], forget=forget
-    )
-    assert "losses" in _differ(answers)
-
-
-def test_Move_WithAStaleSlotTable_IsSeen(ranks2: Ranks) -> None:
-    case = {"kind": "stacked", "steps": 10, "every": 2, "stale": True}
+def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, fault: dict[str, Any]) -> None:
+    case = {"kind": "stacked", "steps": 10, "every": 2, "config": ZERO[name], **fault}
     assert "losses" in _differ(ranks2.run("cases_autoep_moves:moved_training", **case))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -22,13 +23,6 @@ def _reports(answers: list[Any]) -> list[dict[str, Any]]:
 def _travels(answers: list[Any]) -> list[dict[str, Any]]:
     """Returns the "travel" report of each rank and layer."""
     return [report["travel"] for answer in answers for report in answer[2]]
-
-
-def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks) -> None:
-    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=14)
-    for report in _reports(answers):
-        assert report["moved_experts"] >= 2 and report["questions"] >= 1, report
-    assert _differ([answer[:2] for answer in answers]) == []
 
 
 @pytest.mark.parametrize("rate", [None, 20_000_000])
@@ -51,99 +45,94 @@ def test_Adaptive_WhileExpertsMove_TwoStatesAreHeldAndNoneAfterwards(ranks2: Ran
         assert abs(count["left"]) < 0.01 * count["state"] and count["left_staged"] == 0, count
 
 
-def test_Adaptive_TwoReplicas_MakeTheSameMoves(ranks4: Ranks) -> None:
-    answers = ranks4.run("cases_deciding:decided_training", layers=LAYERS, steps=14)
-    assert all(report["moved_experts"] >= 2 for report in _reports(answers))
-    assert _differ([answer[:2] for answer in answers]) == []
-
-
-DAILY = ("zero 2", "zero 1, bf16", "bf16")
-
-
-@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
-def test_Partitioned_ShuffledEveryFewSteps_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+def _of_zero(name: str, **more: Any) -> dict[str, Any]:
+    """Returns a job under this configuration, whose experts move to random places. They move after updates."""
     config, dtype = ZERO[name]
-    steps = 14 * config.get("gradient_accumulation_steps", 1)  # experts move after updates
-    answers = ranks2.run(
-        "cases_deciding:decided_training", layers=LAYERS, steps=steps, config=config, dtype=dtype, shuffle=True
-    )
-    assert all(report["moved_experts"] >= 4 for report in _reports(answers))
+    steps = 14 * config.get("gradient_accumulation_steps", 1)
+    return {"steps": steps, "config": config, "dtype": dtype, "shuffle": True, **more}
+
+
+# The least number of moved experts of each layer, and the job.
+MOVED: dict[str, tuple[int, dict[str, Any]]] = {
+    "skewed": (2, {}),
+    "skewed, 200 steps": (2, {"steps": 200}),
+    **{name: (4, _of_zero(name)) for name in ZERO},
+    "two replicas": (2, {}),
+    "two replicas, zero 2": (2, _of_zero("zero 2", steps=16)),  # masters are cut over replicas
+    "two replicas, zero 1, bf16": (2, _of_zero("zero 1, bf16", steps=16)),
+}
+DAILY = ("skewed", "zero 2", "bf16", "two replicas", "two replicas, zero 1, bf16")
+
+
+@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.full) for n in MOVED])
+def test_Adaptive_ExpertsMove_WithTheBitsOfNone(ranks2: Ranks, ranks4: Ranks, name: str) -> None:
+    least, job = MOVED[name]
+    ranks = ranks4 if "replicas" in name else ranks2
+    answers = ranks.run("cases_deciding:decided_training", **{"layers": LAYERS, "steps": 14, **job})
+    for report in _reports(answers):
+        assert report["moved_experts"] >= least and report["questions"] >= 1, report
     assert _differ([answer[:2] for answer in answers]) == []
 
 
-@pytest.mark.parametrize("name", ["zero 2", "zero 1, bf16"])
-def test_Partitioned_MastersCutOverReplicas_HaveTheBitsOfNone(ranks4: Ranks, name: str) -> None:
-    config, dtype = ZERO[name]
-    answers = ranks4.run(
-        "cases_deciding:decided_training", layers=LAYERS, steps=16, config=config, dtype=dtype, shuffle=True
-    )
-    assert all(report["moved_experts"] >= 2 for report in _reports(answers))
+# The size of the expert-parallel group, experts per token, and the stage of ZeRO.
+SIZES = [
+    pytest.param(*case, id="EP {}, k {}, ZeRO {}".format(*case), marks=() if case == (4, 4, 1) else pytest.mark.full)
+    for case in itertools.product((2, 4, 8), (1, 2, 4), (0, 1, 2))
+]
+
+
+@pytest.mark.parametrize(("world", "chosen", "stage"), SIZES)
+def test_Move_OfEachSize_HasTheBitsOfNone(request: pytest.FixtureRequest, world: int, chosen: int, stage: int) -> None:
+    layer = {"num_experts": max(8, 2 * world), "ep_size": world, "k": chosen, "drop_tokens": False, "expert": "gelu"}
+    case = {"layers": [layer], "steps": 12, "config": {"zero_optimization": {"stage": stage}}, "shuffle": True}
+    answers = request.getfixturevalue(f"ranks{world}").run("cases_deciding:decided_training", **case)
+    (report,) = _reports(answers)
+    assert report["moved_experts"] >= 4, report
     assert _differ([answer[:2] for answer in answers]) == []
 
 
-@pytest.mark.parametrize("forget", [" master", " state exp_avg"])
-def test_Partitioned_ThatForgets_IsSeen(ranks2: Ranks, forget: str) -> None:
-    config, dtype = ZERO["zero 1, bf16"]
-    answers = ranks2.run(
-        "cases_deciding:decided_training",
-        layers=LAYERS,
-        steps=11,
-        config=config,
-        dtype=dtype,
-        shuffle=True,
-        forget=forget,
-    )
+@pytest.mark.parametrize(
+    "job",
+    [
+        _of_zero("zero 1, bf16", steps=11, forget=" master"),
+        _of_zero("zero 1, bf16", steps=11, forget=" state exp_avg"),
+        _of_zero("zero 2", forget=" gradient"),
+        *(
+            {"shuffle": True, "forget": each, "is_left_out": False}
+            for each in (" state exp_avg", " state step", " grad")
+        ),
+        {"shuffle": True, "stale": True},
+    ],
+    ids=["master", "partitioned moments", "partitioned gradients", "moments", "step", "gradients", "slot table"],
+)
+def test_Adaptive_ThatForgets_IsSeen(ranks2: Ranks, job: dict[str, Any]) -> None:
+    answers = ranks2.run("cases_deciding:decided_training", **{"layers": LAYERS, "steps": 14, **job})
     assert "losses" in _differ([answer[:2] for answer in answers])
 
 
-@pytest.mark.parametrize("forget", [" state exp_avg", " state step", " grad"])
-def test_Adaptive_ThatForgets_IsSeen(ranks2: Ranks, forget: str) -> None:
-    case = {"layers": LAYERS, "steps": 14, "forget": forget, "is_left_out": False, "shuffle": True}
-    answers = ranks2.run("cases_deciding:decided_training", **case)
-    assert "losses" in _differ([answer[:2] for answer in answers])
+# What prevents a move, and the words of its report, which for a broken step only the rank has on which it fails.
+GIVEN_UP: dict[str, tuple[dict[str, Any], str]] = {
+    "another epoch": ({"epoch_of_last": 1}, "epoch"),
+    "somebody writes": ({"touch": 6}, "weights of experts were changed"),
+    "other parameters are frozen on each rank": ({"frozen": True}, "requires_grad of"),
+    **{f"{name} fails": ({"broken": name}, f"{name} has failed") for name in ("_packed", "_landing", "_load")},
+}
 
 
-def test_Partitioned_ThatForgetsGradients_IsSeen(ranks2: Ranks) -> None:
-    config, dtype = ZERO["zero 2"]
-    case = {"layers": LAYERS, "steps": 14, "forget": " gradient", "shuffle": True}
-    answers = ranks2.run("cases_deciding:decided_training", config=config, dtype=dtype, **case)
-    assert "losses" in _differ([answer[:2] for answer in answers])
-
-
-@pytest.mark.parametrize("case", [{"epoch_of_last": 1}, {"touch": 6}], ids=["another epoch", "somebody writes"])
-def test_Adaptive_MoveThatCannotBeCommitted_IsGivenUpOnAllRanks(ranks2: Ranks, case: dict[str, int]) -> None:
-    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, **case)
-    words = "epoch" if "epoch_of_last" in case else "weights of experts were changed"
-    for still, moved, (report,) in answers:
-        assert words in report["given_up"] and report["moved_experts"] == 0, report
-        assert moved["losses"] == still["losses"]
-
-
-def test_Adaptive_OtherParametersFrozenOnEachRank_NoneChangesItsRank(ranks2: Ranks) -> None:
-    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, frozen=True)
-    for still, moved, (report,) in answers:
-        assert "requires_grad of" in report["given_up"] and report["moved_experts"] == 0, report
-        assert moved["losses"] == still["losses"] and moved["end"] == still["end"]
-
-
-@pytest.mark.parametrize("name", ["_packed", "_landing", "_load"])
-def test_Adaptive_AStepFailsOnOneRank_IsGivenUpOnAllRanks(ranks2: Ranks, name: str) -> None:
-    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, broken=name)
+@pytest.mark.parametrize("what", GIVEN_UP)
+def test_Adaptive_MoveThatCannotBeCommitted_IsGivenUpOnAllRanks(ranks2: Ranks, what: str) -> None:
+    how, words = GIVEN_UP[what]
+    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, **how)
     for still, moved, (report,) in answers:
         assert report["given_up"] and report["moved_experts"] == 0, report
         assert moved["losses"] == still["losses"] and moved["end"] == still["end"]
-    assert any(f"{name} has failed" in reports[0]["given_up"] for _, _, reports in answers)
+    assert (any if "broken" in how else all)(words in reports[0]["given_up"] for *_, reports in answers), answers
 
 
 def test_Adaptive_WhatHasArrivedCannotBePut_TheLayerIsRefusedByName(ranks2: Ranks) -> None:
     stepped, called = zip(*ranks2.run("cases_deciding:torn_training", layers=LAYERS[:1]))
     ranks2.stop()
     assert all("a move of its experts failed midway" in one for one in (*stepped, *called)), (stepped, called)
-
-
-def test_Move_WithAStaleSlotTable_IsSeen(ranks2: Ranks) -> None:
-    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=14, shuffle=True, stale=True)
-    assert "losses" in _differ([answer[:2] for answer in answers])
 
 
 def test_Adaptive_EvenLoads_SendNothing(ranks2: Ranks) -> None:
@@ -155,9 +144,3 @@ def test_Adaptive_EvenLoads_SendNothing(ranks2: Ranks) -> None:
 def test_Adaptive_Unswapped_ExpertsAreHome(ranks2: Ranks) -> None:
     for moved, is_same in ranks2.run("cases_deciding:unswapped"):
         assert moved >= 2 and is_same
-
-
-@pytest.mark.full
-def test_Adaptive_TwoHundredSteps_HaveTheBitsOfNone(ranks2: Ranks) -> None:
-    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=200)
-    assert _differ([answer[:2] for answer in answers]) == []

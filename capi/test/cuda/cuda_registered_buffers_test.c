@@ -19,7 +19,8 @@ static struct {
   uint64_t digest[KINDS], again[KINDS];
 } found[RANKS];
 static int32_t numbers[RANKS] = {0, 1};
-static _Atomic int told;
+static _Atomic int told, told_why; /* told_why: for this reason */
+static const char* reason = "";
 static _Thread_local int kind_to_make;
 
 static void note(rank_t* r, sluice_status_t status) {
@@ -47,7 +48,9 @@ static sluice_status_t make_context(int32_t rank, const sluice_context_config_t*
 
 static void count_logs(void* user, int32_t level, const char* text) {
   (void)user;
-  if (level == SLUICE_LOG_INFO && strstr(text, "no registered buffers, because rank") != NULL) ++told;
+  if (level != SLUICE_LOG_INFO || strstr(text, "no registered buffers, because rank") == NULL) return;
+  ++told;
+  told_why += strstr(text, reason) != NULL;
 }
 
 /* One round of each context, then one round in which rank 0 calls the first context's layer and rank 1 the last one's,
@@ -78,7 +81,7 @@ static void play_on_ranks(void) {
   const sluice_moe_config_t layer = rig_config();
   rank_t ranks[RANKS];
   memset(found, 0, sizeof found);
-  told = 0;
+  told = told_why = 0;
   sluice_set_log(count_logs, NULL, SLUICE_LOG_INFO);
   run_ranks(RANKS, &layer, play, ranks);
   sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
@@ -106,7 +109,9 @@ TEST(RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides) {
 
 /* NCCL is too old, or the environment forbids registration, on all ranks: no buffer is registered, all bytes arrive. */
 TEST(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters) {
+  const char* const reasons[] = {"version is 22203, registered buffers need 2.23.0", "SLUICE_NCCL_REGISTER is 0"};
   for (int variant = 0; variant < 2; ++variant) {
+    reason = reasons[variant];
     int64_t before = sluice_fake_nccl_registered();
     if (variant == 0) sluice_fake_nccl_set_version(22203);
     if (variant == 1) setenv("SLUICE_NCCL_REGISTER", "0", 1);
@@ -119,5 +124,6 @@ TEST(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters) {
     }
     assert_int_equal(sluice_fake_nccl_registered(), before);
     assert_int_equal(told, KINDS * RANKS);
+    assert_in_range(told_why, RANKS, told); /* the contexts with slots of their own say why */
   }
 }

@@ -478,21 +478,6 @@ TEST(Register_AllRanksWill_MessagesLieInRegisteredBuffers) {
   check_rules();
 }
 
-/* Each rank reports why it cannot register memory, so that all ranks know before one of them allocates. */
-TEST(Register_OldOrForbidden_SaysWhy) {
-  visit_t visits[W];
-  assert_true(open_and_visit(visits));
-  sluice_comm_t* comm = ranks[0].comm;
-  assert_null(comm->vtable->memory_refusal(comm));
-  sluice_fake_nccl_set_version(22203);
-  assert_non_null(strstr(comm->vtable->memory_refusal(comm), "version is 22203, registered buffers need 2.23.0"));
-  sluice_fake_nccl_set_version(22809);
-  setenv("SLUICE_NCCL_REGISTER", "0", 1);
-  assert_string_equal(comm->vtable->memory_refusal(comm), "SLUICE_NCCL_REGISTER is 0");
-  unsetenv("SLUICE_NCCL_REGISTER");
-  check_rules();
-}
-
 /* A block outlives an abort: NCCL has ended the registration with the communicator, and the memory is still freed. */
 TEST(Register_AbortedWithABlock_GivesItBack) {
   visit_t visits[W];

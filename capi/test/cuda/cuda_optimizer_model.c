@@ -84,7 +84,7 @@ void com_model_free(com_model_t* m) {
   free(m);
 }
 
-float com_gradient(int64_t element, int64_t step, int32_t rank) {
+static float gradient(int64_t element, int64_t step, int32_t rank) {
   const float x = (float)((element * 37 + step * 11 + rank * 17) % 29 - 14) / 7.0F;
   return sluice_bf16_to_f32(sluice_f32_to_bf16(x));
 }
@@ -103,7 +103,7 @@ float com_get_gradient(const com_model_t* m, int64_t element) {
 }
 
 void com_set_gradients(com_model_t* m, int64_t step) {
-  for (int64_t i = 0; i < COM_ELEMENTS; ++i) com_set_gradient(m, i, com_gradient(i, step, m->rank));
+  for (int64_t i = 0; i < COM_ELEMENTS; ++i) com_set_gradient(m, i, gradient(i, step, m->rank));
 }
 
 sluice_status_t com_step(com_model_t* m) {

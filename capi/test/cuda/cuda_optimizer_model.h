@@ -31,8 +31,7 @@ com_model_t* com_model_new(sluice_context_t* context, int32_t rank);
 sluice_optimizer_config_t com_config_of(sluice_context_t* context);
 void com_model_free(com_model_t* m);
 
-/* The gradient of an element in a step on a rank, rounded to bf16. */
-float com_gradient(int64_t element, int64_t step, int32_t rank);
+/* Gradients of a step on a rank, which are values of bf16. */
 void com_set_gradients(com_model_t* m, int64_t step);
 void com_set_gradient(com_model_t* m, int64_t element, float value);
 float com_get_gradient(const com_model_t* m, int64_t element);

@@ -285,9 +285,11 @@ static void other_device(rank_t* me) {
 }
 static void capturing(rank_t* me) {
   (void)use_cuda(me, 0);
-  sluice_fake_cuda_set_capturing(me->stream, 1);
+  sluice_fake_graph_t* graph = NULL;
+  sluice_fake_cuda_begin_capture(me->stream);
   (void)note(me, one_round(me, 0));
-  sluice_fake_cuda_set_capturing(me->stream, 0);
+  (void)sluice_fake_cuda_end_capture(me->stream, &graph);
+  sluice_fake_cuda_destroy_graph(graph);
 }
 static void run_two(void (*run)(rank_t* me), sluice_status_t wanted, const char* text) {
   world_t world = {.world_size = 2, .devices = 1, .run = run};

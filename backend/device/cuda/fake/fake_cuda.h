@@ -61,7 +61,6 @@ int sluice_fake_cuda_priority(void* stream);
 /* Return the device of a stream and its number in the record of calls. Locked. */
 int32_t sluice_fake_stream_rank(void* stream);
 int32_t sluice_fake_stream_number(void* stream);
-void sluice_fake_cuda_set_capturing(void* stream, int capturing);
 
 /* Capture as the host's framework does it, thread-local: work that this thread then enqueues on the stream, and on
  * streams that wait for it, becomes a graph and does not run. Calls that a capture does not allow, from this thread or

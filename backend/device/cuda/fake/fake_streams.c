@@ -72,7 +72,7 @@ int sluice_fake_cuStreamGetCtx(void* stream, void** out_context) {
 
 int sluice_fake_cuStreamIsCapturing(void* handle, int* out_status) {
   const fake_stream_t* stream = sluice_fake_stream_of(handle);
-  *out_status = stream->graph != NULL ? 1 + stream->graph->is_spoiled : stream->capturing;
+  *out_status = stream->graph != NULL ? 1 + stream->graph->is_spoiled : 0;
   return sluice_fake_simple();
 }
 
@@ -235,8 +235,6 @@ void sluice_fake_cuda_close_stream(void* stream) {
   sluice_fake_end_stream(stream);
   sluice_fake_cuda_unlock();
 }
-
-void sluice_fake_cuda_set_capturing(void* stream, int capturing) { ((fake_stream_t*)stream)->capturing = capturing; }
 
 int sluice_fake_cuda_idle(void* handle) {
   sluice_fake_cuda_lock();

@@ -43,7 +43,7 @@ typedef struct queued_s {
 } queued_t;
 
 typedef struct fake_stream_s {
-  int32_t live, index, ordinal, is_hosts, capturing, priority;
+  int32_t live, index, ordinal, is_hosts, priority;
   int32_t queue; /* of its device, which it may share */
   fake_clock_t clock;
   queued_t* head;

@@ -349,7 +349,6 @@ sluice_status_t sluice_dry_step_run(const sluice_dry_step_t* step, FILE* out) {
   run.cublas = sluice_fake_cublas(1), run.cublaslt = sluice_fake_cublaslt(), run.nccl = sluice_fake_nccl();
   run.sources = (sluice_cuda_sources_t){&run.driver, sluice_fake_cuda_image(), &run.cublas, &run.cublaslt, &run.nccl,
                                         open_headers};
-  if (step->alter != NULL) step->alter(&run.sources);
   SLUICE_TRY(sluice_nccl_make_id(&run.nccl, &run.id));
   memset(ranks, 0, sizeof ranks);
   for (int32_t i = 0; i < step->ranks; ++i) {

@@ -17,7 +17,6 @@ typedef struct sluice_dry_step_s {
   int64_t device_bytes;                                                           /* of each device */
   int64_t deduplicate;                                                            /* SLUICE_DEDUPLICATE_* */
   int32_t is_transposed; /* parameters are stored [in, out], gate and up in one tensor [in, 2 out] */
-  void (*alter)(sluice_cuda_sources_t* sources); /* NULL, or a test's own calls between the engine and the fakes */
 } sluice_dry_step_t;
 
 /* Writes the events of all ranks to `out` as JSON (backend/device/cuda/fake/fake_record.h). The record stays until the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers with a restore policy for each chunk: bits of a layer that keeps everything, planned bytes, invalid lists. */
+/* Layers with a restore policy for each chunk: bits of a layer that keeps everything, planned bytes. */
 
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
@@ -107,64 +107,4 @@ TEST(Budget_PolicyByChunk_FromTheSmallestUp) {
 
 TEST(Plan_PolicyByChunk_PredictsTheAllocator) {
   budget_predictions_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 2});
-}
-
-/* A list of equal policies gives the plan of that policy. */
-TEST(Plan_ListOfOnePolicy_IsThatPolicy) {
-  rig_t rig;
-  sluice_moe_config_t config = rig_config();
-  WORKS(rig_open(&rig, NULL, &config));
-  const int32_t inputs[] = {OFFLOAD, OFFLOAD}, pre_activations[] = {RECOMPUTE, RECOMPUTE}, mixed[] = {KEEP, RECOMPUTE};
-  DEFAULTS(sluice_plan_config, plan_config);
-  plan_config.max_tokens = 64, plan_config.num_chunks = 2;
-  sluice_plan_info_t found[3];
-  for (int i = 0; i < 3; ++i) {
-    sluice_plan_t* plan = NULL;
-    plan_config.restore_input = i == 0 ? OFFLOAD : SLUICE_RESTORE_ADAPTIVE;
-    plan_config.restore_pre_activation = i == 0 ? RECOMPUTE : SLUICE_RESTORE_ADAPTIVE;
-    plan_config.restore_input_of = i == 0 ? NULL : inputs;
-    plan_config.restore_pre_activation_of = i == 0 ? NULL : i == 1 ? pre_activations : mixed;
-    WORKS(sluice_plan_create(rig.moe, &plan_config, &plan));
-    memset(&found[i], 0, sizeof found[i]);
-    found[i].struct_size = sizeof found[i];
-    WORKS(sluice_plan_get_info(plan, &found[i]));
-    sluice_plan_destroy(plan);
-  }
-  assert_memory_equal(&found[0], &found[1], sizeof found[0]);
-  assert_int_equal(found[2].restore_input, OFFLOAD);
-  assert_int_equal(found[2].restore_pre_activation, SLUICE_RESTORE_BY_CHUNK);
-  assert_true(found[2].saved_bytes > found[1].saved_bytes);
-  rig_close(&rig);
-}
-
-TEST(Lists_Bad_AreNamed) {
-  rig_t rig;
-  const sluice_moe_config_t good = rig_config();
-  sluice_moe_config_t c = good;
-  WORKS(rig_open(&rig, NULL, &good));
-  const int32_t inputs[] = {KEEP, RECOMPUTE}, pre_activations[] = {KEEP, REDISPATCH},
-                open[] = {SLUICE_RESTORE_ADAPTIVE, KEEP};
-  const int32_t mixed[] = {KEEP, RECOMPUTE}, offload[] = {RECOMPUTE, OFFLOAD};
-  sluice_moe_t* moe = NULL;
-#define CASE(field, list, status, text) \
-  c = good, c.field = (list);           \
-  REFUSED(sluice_moe_create(rig.context, &c, &moe), (status), (text))
-  CASE(restore_input_of, inputs, SLUICE_E_INVALID_ARGUMENT,
-       "layer 3: restore_input_of[1] is 3; known are keep (0), offload (1) and re-dispatch (2)");
-  CASE(restore_input_of, open, SLUICE_E_INVALID_ARGUMENT, "restore_input_of[0] is -1");
-  CASE(restore_pre_activation_of, pre_activations, SLUICE_E_INVALID_ARGUMENT,
-       "restore_pre_activation_of[1] is 2; known are keep (0), offload (1) and recompute (3)");
-#undef CASE
-  c = good, c.restore_pre_activation_of = mixed, c.num_chunks = 0;
-  REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_INVALID_ARGUMENT,
-          "restore_pre_activation_of names a policy for each chunk, but num_chunks is 0");
-  c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
-  REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_UNSUPPORTED,
-          "chunk 1 has restore_input keep, restore_pre_activation offload");
-  DEFAULTS(sluice_plan_config, plan_config);
-  sluice_plan_t* plan = NULL;
-  plan_config.max_tokens = 64, plan_config.restore_pre_activation_of = mixed;
-  REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
-          "plan: restore_pre_activation_of names a policy for each chunk");
-  rig_close(&rig);
 }

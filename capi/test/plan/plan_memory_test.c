@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ownership of memory: a refused plan holds none, the layers of a context share one set of slots, and a pass without
- * gradients has no step. */
+/* Ownership of memory: a refused plan holds none, and a pass without gradients has no step. */
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
@@ -28,49 +27,6 @@ TEST(Budget_Refused_NothingWasAllocated) {
     assert_true(atomic_load(&rig.heap.calls) == calls && atomic_load(&rig.heap.live_bytes) == live);
   }
   own_rig_close(&rig);
-}
-
-enum { MOST_LAYERS = 4 };
-
-/* Statistics of a context whose `count` layers have each run a step, with all forwards before the first backward. Bytes
- * of creating the layers are subtracted. */
-static sluice_context_stats_t run_layers(int32_t count) {
-  rig_t rig;
-  uint64_t made = 0;
-  sluice_moe_t* layers[MOST_LAYERS] = {NULL};
-  sluice_step_t* steps[MOST_LAYERS] = {NULL};
-  open_rig(&rig, 0, 0);
-  layers[0] = rig.moe;
-  const uint64_t one = own_rig_stats(&rig).current_bytes;
-  for (int32_t i = 1; i < count; ++i) {
-    sluice_moe_config_t config = rig.config;
-    config.layer_id += i;
-    WORKS(sluice_moe_create(rig.context, &config, &layers[i]));
-  }
-  made = own_rig_stats(&rig).current_bytes - one;
-  for (int32_t i = 0; i < count; ++i) {
-    rig.moe = layers[i];
-    WORKS(rig_forward(&rig, &steps[i]));
-  }
-  for (int32_t i = count - 1; i >= 0; --i) {
-    rig.moe = layers[i];
-    WORKS(rig_backward(&rig, steps[i]));
-    sluice_step_drop(steps[i]);
-  }
-  sluice_context_stats_t stats = own_rig_stats(&rig);
-  assert_true(stats.current_bytes > made);
-  stats.current_bytes -= made;
-  for (int32_t i = 1; i < count; ++i) sluice_moe_destroy(layers[i]);
-  rig.moe = layers[0];
-  own_rig_close(&rig);
-  return stats;
-}
-
-TEST(Layers_OfOneContext_ShareOneSetOfSlots) {
-  const sluice_context_stats_t one = run_layers(1), four = run_layers(MOST_LAYERS);
-  assert_true(one.slot_bytes > 0);
-  assert_int_equal(one.slot_bytes, four.slot_bytes);
-  assert_int_equal(one.current_bytes, four.current_bytes); /* passes leave no memory that belongs to one layer */
 }
 
 /* From the smallest budget of a training step up: no step is created, no memory stays, and outputs have the same bits.
@@ -101,13 +57,6 @@ TEST(Budget_WithoutGradients_HoldsNoStep) {
   own_rig_close(&rig);
 }
 
-static void run_steps(rig_t* rig) {
-  sluice_step_t* step = NULL;
-  WORKS(rig_forward(rig, &step));
-  WORKS(rig_backward(rig, step));
-  sluice_step_drop(step);
-}
-
 /* Passes with many tokens leave large slots. Under a plan for fewer tokens they shrink to the plan's bytes. */
 TEST(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes) {
   rig_t rig;
@@ -116,11 +65,9 @@ TEST(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes) {
   config.num_chunks = 1;
   own_rig_open(&rig, &context, &config);
   rig.num_tokens = 4096;
-  rig_reset(&rig);
-  run_steps(&rig);
+  WORKS(rig_round(&rig, NULL));
   const uint64_t before = own_rig_stats(&rig).current_bytes;
   rig.num_tokens = 512;
-  rig_reset(&rig);
   DEFAULTS(sluice_plan_config, wanted);
   wanted.max_tokens = rig.num_tokens, wanted.num_chunks = 2;
   sluice_plan_t* plan = NULL;
@@ -128,8 +75,8 @@ TEST(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes) {
   sluice_plan_info_t info = {.struct_size = sizeof info};
   WORKS(sluice_plan_get_info(plan, &info));
   WORKS(sluice_moe_use_plan(rig.moe, plan));
-  run_steps(&rig);
-  run_steps(&rig);
+  WORKS(rig_round(&rig, NULL));
+  WORKS(rig_round(&rig, NULL));
   const sluice_context_stats_t after = own_rig_stats(&rig);
   printf("without a plan %llu bytes, under it %llu of %llu\n", (unsigned long long)before,
          (unsigned long long)after.current_bytes, (unsigned long long)info.total_bytes);

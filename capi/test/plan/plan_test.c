@@ -18,54 +18,59 @@ TEST(Plan_BadInput_IsNamed) {
   WORKS(rig_open(&l, NULL, &layer));
   sluice_plan_t* plan = NULL;
   DEFAULTS(sluice_plan_config, config);
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_tokens is 0");
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "max_tokens is 0");
   config.max_tokens = 64, config.max_outstanding = 0;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 0");
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "max_outstanding is 0");
   config.max_outstanding = 4, config.num_chunks = 300;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "num_chunks is 300");
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "num_chunks is 300");
   config.num_chunks = 0, config.restore_pre_activation = SLUICE_RESTORE_REDISPATCH;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "restore_pre_activation is 2");
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "restore_pre_activation is 2");
   config.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
-  REFUSED(sluice_plan_create(NULL, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "moe is NULL");
-  REFUSED(sluice_plan_create(l.moe, &config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_plan is NULL");
+  const int32_t list[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  config.restore_pre_activation_of = list;
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD,
+          "plan: restore_pre_activation_of names a policy for each chunk");
+  config.restore_pre_activation_of = NULL;
+  REFUSED(sluice_plan_create(NULL, &config, &plan), BAD, "moe is NULL");
+  REFUSED(sluice_plan_create(l.moe, &config, NULL), BAD, "out_plan is NULL");
   config.memory_budget = 1000;
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET,
           "no plan fits the memory budget of 1000 bytes (1.0 KiB): the leanest (n = ");
   assert_null(plan);
 
   config.memory_budget = 0;
-  assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
+  WORKS(sluice_plan_create(l.moe, &config, &plan));
   int32_t count = 0;
   sluice_plan_candidate_t lines[512];
-  assert_int_equal(sluice_plan_candidates(plan, lines, 512, &count), SLUICE_OK);
+  WORKS(sluice_plan_candidates(plan, lines, 512, &count));
   assert_int_equal(count, 8 * 9 * 2); /* n x policies x weight-gradient modes */
   for (int32_t i = 0; i < count; ++i) assert_true(lines[i].fits && lines[i].total_bytes > 0);
 
   char bytes[1024];
   uint64_t size = 0;
-  assert_int_equal(sluice_plan_write(plan, NULL, &size), SLUICE_OK);
+  WORKS(sluice_plan_write(plan, NULL, &size));
   assert_true(size < sizeof bytes);
-  assert_int_equal(sluice_plan_write(plan, bytes, &size), SLUICE_OK);
+  WORKS(sluice_plan_write(plan, bytes, &size));
   sluice_plan_t* again = NULL;
   for (uint64_t at = 0; at < size; ++at) {
     bytes[at] ^= 1;
     assert_int_equal(sluice_plan_read(l.moe, bytes, size, &again), SLUICE_E_INVALID_ARGUMENT);
     bytes[at] ^= 1;
   }
-  REFUSED(sluice_plan_read(l.moe, bytes, size - 1, &again), SLUICE_E_INVALID_ARGUMENT, "bytes; a plan has");
-  assert_int_equal(sluice_plan_read(l.moe, bytes, size, &again), SLUICE_OK);
+  REFUSED(sluice_plan_read(l.moe, bytes, size - 1, &again), BAD, "bytes; a plan has");
+  WORKS(sluice_plan_read(l.moe, bytes, size, &again));
   sluice_plan_info_t a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
-  assert_int_equal(sluice_plan_get_info(plan, &a), SLUICE_OK);
-  assert_int_equal(sluice_plan_get_info(again, &b), SLUICE_OK);
+  WORKS(sluice_plan_get_info(plan, &a));
+  WORKS(sluice_plan_get_info(again, &b));
   assert_memory_equal(&a, &b, sizeof a);
 
   WORKS(rig_open(&other, NULL, &wider));
-  REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "which has another config");
+  REFUSED(sluice_moe_use_plan(other.moe, plan), BAD, "which has another config");
   sluice_plan_t* none = NULL;
-  REFUSED(sluice_plan_read(other.moe, bytes, size, &none), SLUICE_E_INVALID_ARGUMENT, "another layer");
+  REFUSED(sluice_plan_read(other.moe, bytes, size, &none), BAD, "another layer");
   rig_close(&other);
-  assert_int_equal(sluice_moe_use_plan(l.moe, plan), SLUICE_OK);
-  assert_int_equal(sluice_moe_use_plan(l.moe, NULL), SLUICE_OK);
+  WORKS(sluice_moe_use_plan(l.moe, plan));
+  WORKS(sluice_moe_use_plan(l.moe, NULL));
   sluice_plan_destroy(plan);
   sluice_plan_destroy(again);
   sluice_plan_destroy(NULL);

@@ -152,6 +152,7 @@ TEST(Predict_ListUnderABudget_BytesAreThoseOfARealPlan) {
   assert_int_equal(p.slot_bytes, info.slot_bytes);
   assert_int_equal(p.step_bytes, info.step_bytes);
   assert_int_equal(p.kept_chunks, info.kept_chunks);
+  assert_true(info.restore_input == SLUICE_RESTORE_BY_CHUNK && info.restore_pre_activation == SLUICE_RESTORE_BY_CHUNK);
   sluice_plan_destroy(plan);
   rig_close(&rig);
 }

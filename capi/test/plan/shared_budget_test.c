@@ -150,7 +150,7 @@ TEST(SetShare_Bad_IsNamed) {
   own_rig_close(&none);
 }
 
-/* Layers that are created one by one fit into the plan of the first layer, under any budget. */
+/* Layers that are created one by one fit into the plan of the first layer, under any budget: they share its slots. */
 TEST(Layers_MadeOneByOne_AreInTheFirstPlan) {
   enum { LAYERS = 6 };
   rig_t rig;

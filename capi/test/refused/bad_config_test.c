@@ -118,6 +118,17 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   FIELD(restore_pre_activation, 2,
         "restore_pre_activation is 2; known are adaptive (-1), keep (0), offload (1) and recompute (3)");
   FIELD(restore_pre_activation, 4, "restore_pre_activation is 4");
+  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, 3}, open[] = {SLUICE_RESTORE_ADAPTIVE, 0}, mixed[] = {0, 2};
+  FIELD(restore_input_of, inputs,
+        "layer 3: restore_input_of[1] is 3; known are keep (0), offload (1) and re-dispatch (2)");
+  FIELD(restore_input_of, open, "restore_input_of[0] is -1");
+  FIELD(restore_pre_activation_of, mixed,
+        "restore_pre_activation_of[1] is 2; known are keep (0), offload (1) and recompute (3)");
+  c = good, c.restore_pre_activation_of = inputs, c.num_chunks = 0;
+  REFUSED(make_layer(&f, &c), BAD, "restore_pre_activation_of names a policy for each chunk, but num_chunks is 0");
+  const int32_t offload[] = {SLUICE_RESTORE_RECOMPUTE, SLUICE_RESTORE_OFFLOAD};
+  c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
+  REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input keep, restore_pre_activation offload");
   FIELD(gated, 3, "gated is 3; known are no (0), halves (1) and interleaved (2)");
   FIELD(bias, -1, "bias and callback_experts are 0 or 1, found -1");
   FIELD(callback_experts, 3, "found 1, 3");

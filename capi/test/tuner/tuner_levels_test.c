@@ -6,19 +6,28 @@
 
 enum { RANKS = 4, PER_NODE = 2, TOP_K = 4 };
 
-/* Two nodes of two ranks. `between` and `within` are in bytes per second. */
-static const char* machine_of(double between, double within) {
+/* The costs of `ranks` ranks, with rates in bytes per second; `within`: between ranks of a node, 0: there are no nodes.
+ */
+static const char* machine_text(int32_t ranks, double between, double within) {
   static char text[1024];
+  char nodes[128] = "";
+  if (within > 0) {
+    snprintf(nodes, sizeof nodes,
+             "\"ranks_per_node\": 2, \"node_exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, ",
+             within);
+  }
   snprintf(text, sizeof text,
-           "{\"sluice_machine\": 2, \"name\": \"nodes\", \"world_size\": 4, \"ranks_per_node\": 2, "
+           "{\"sluice_machine\": 2, \"name\": \"levels\", \"world_size\": %d, %s"
            "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
            "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
            "\"exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
-           "\"node_exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
            "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 1e-7, \"pass_seconds\": 1e-6}",
-           between, within);
+           ranks, nodes, between);
   return text;
 }
+
+/* Two nodes of two ranks. */
+static const char* machine_of(double between, double within) { return machine_text(RANKS, between, within); }
 
 static tuner_world_t* world_of(int32_t deduplicate, int32_t mode, const char* machine) {
   tuner_world_t* w = tuner_world(RANKS, mode, machine != NULL);
@@ -101,25 +110,18 @@ TEST(Levels_UnderABudget_AreThosePredictedToTakeLess) {
 enum { PAIR = 2 };
 
 /* Two ranks with one kind of link. With K = 4, a rank's copies are about half of its rows. */
-static tuner_world_t* pair_of(int32_t deduplicate, int32_t mode, double link, double row_rate) {
-  static char text[1024];
-  snprintf(text, sizeof text,
-           "{\"sluice_machine\": 2, \"name\": \"pair\", \"world_size\": 2, "
-           "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
-           "\"rows\": {\"bytes_per_second\": %g}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
-           "\"exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
-           "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 1e-7, \"pass_seconds\": 1e-6}",
-           row_rate, link);
+static tuner_world_t* pair_of(int32_t deduplicate, int32_t mode, double link) {
   tuner_world_t* w = tuner_world(PAIR, mode, 1);
-  for (int32_t r = 0; r < PAIR; ++r) w->machine[r] = text;
+  for (int32_t r = 0; r < PAIR; ++r) w->machine[r] = machine_text(PAIR, link, 0);
   w->deduplicate = deduplicate, w->top_k = TOP_K;
   w->layers = 1, w->steps = 40, w->num_chunks = 2, w->wgrad_mode = SLUICE_WGRAD_DEFERRED;
   return w;
 }
 
-static tuner_world_t* slow_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e6, 5e9); }
+static tuner_world_t* slow_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e6); }
+
 /* The link costs almost nothing, so the tables and sums of copies dominate. */
-static tuner_world_t* fast_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e12, 5e9); }
+static tuner_world_t* fast_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e12); }
 
 /* Predictions choose copies over a slow link and rows over a fast link, with the bytes and n of a layer for which this
  * is configured. */

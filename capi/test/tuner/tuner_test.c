@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tuner in running layers: all ranks make the same decisions, decisions are reported and read back, and ranks with
  * different settings get an error. */
-#include <unistd.h>
+#include <stdatomic.h>
 
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"
@@ -214,54 +214,25 @@ TEST(RanksConfiguredDifferently_AllFailAndSayWhy) {
   free(other_machine);
 }
 
-/* Runs two ranks with this SLUICE_LOG and returns their output on stderr, which the caller frees. */
-static char* said_with(const char* log, int32_t* out_decisions) {
-  FILE* file = tmpfile();
-  assert_non_null(file);
-  fflush(stderr);
-  int before = dup(STDERR_FILENO);
-  assert_true(before >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-  if (log != NULL) setenv("SLUICE_LOG", log, 1);
-  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
-  w->steps = 20;
-  tuner_run(w);
-  unsetenv("SLUICE_LOG");
-  fflush(stderr);
-  assert_true(dup2(before, STDERR_FILENO) >= 0);
-  close(before);
-  long length = ftell(file);
-  char* text = calloc(1, (size_t)length + 1);
-  assert_non_null(text);
-  rewind(file);
-  assert_int_equal(fread(text, 1, (size_t)length, file), length);
-  fclose(file);
-  must_agree(w);
-  *out_decisions = w->num_decisions[0];
-  return text;
+static _Atomic int32_t num_told;
+
+static void on_log(void* user, int32_t level, const char* message) {
+  (void)user, (void)level;
+  if (strncmp(message, "sluice: decision: M ", 20) != 0 || strstr(message, "(predicted; ") == NULL) return;
+  num_told += strstr(message, "on 2 ranks") != NULL;
 }
 
-static int32_t count_of(const char* text, const char* part) {
-  int32_t count = 0;
-  for (const char* at = text; (at = strstr(at, part)) != NULL; ++at) ++count;
-  return count;
-}
-
-/* Both ranks are threads of this process, so lines of both would double the count. */
-TEST(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked) {
-  int32_t decisions = 0;
-  char* text = said_with("decision", &decisions);
-  assert_true(decisions > 0);
-  assert_int_equal(count_of(text, "sluice: decision: M "), decisions);
-  assert_int_equal(count_of(text, "\n"), decisions);
-  assert_int_equal(count_of(text, "on 2 ranks"), decisions);
-  assert_int_equal(count_of(text, "(predicted; "), decisions);
-  free(text);
-  static const char* const others[] = {NULL, "", "warn"};
-  for (int i = 0; i < 3; ++i) {
-    text = said_with(others[i], &decisions);
-    assert_true(decisions > 0);
-    assert_string_equal(text, "");
-    free(text);
+/* Each rank tells its host's log of each decision. */
+TEST(LogOfDecisions_OneLineEach_NoneUnasked) {
+  for (int32_t level = SLUICE_LOG_WARN; level <= SLUICE_LOG_INFO; ++level) {
+    tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
+    w->steps = 20, num_told = 0;
+    sluice_set_log(on_log, NULL, level);
+    tuner_run(w);
+    sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
+    must_agree(w);
+    assert_true(w->num_decisions[0] > 0);
+    assert_int_equal(num_told, level == SLUICE_LOG_INFO ? 2 * w->num_decisions[0] : 0);
   }
 }
 
@@ -303,6 +274,71 @@ TEST(Deduplicated_EveryMode_DecidesForItsOwnKind) {
     }
   }
 }
+
+/* ---- layers with a configured number of chunks: the other open choices are raced at this n ---- */
+
+/* One chunk has only one mode, so nothing is open; neither is it with configured n and mode. */
+TEST(FixedChunks_NothingOpen_NothingIsAsked) {
+  static const struct {
+    int32_t num_chunks, wgrad_mode;
+  } cases[] = {{3, SLUICE_WGRAD_DEFERRED}, {5, SLUICE_WGRAD_PER_CHUNK}, {1, SLUICE_WGRAD_ADAPTIVE}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
+    w->num_chunks = cases[i].num_chunks, w->wgrad_mode = cases[i].wgrad_mode, w->steps = 10;
+    run_and_agree(w);
+    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], w->num_chunks);
+    assert_true(w->settled[0] && w->num_decisions[0] == 0 && w->stats[0].timed_passes == 0);
+  }
+}
+
+/* At any fixed n both weight-gradient modes run, and the faster mode stays. */
+TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
+  static const struct {
+    int32_t mode, machine;
+  } cases[] = {
+      {SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1}, {SLUICE_TUNER_MODEL, 1}};
+  static const int32_t chunks[] = {4, 2, 5, 20}; /* candidates of the search for n, and a number that is no candidate */
+  for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; ++i) {
+    const int32_t mode = cases[i % 4].mode, has_machine = cases[i % 4].machine, n = chunks[(i + i / 4) % 4];
+    tuner_world_t* w = tuner_world(2, mode, has_machine);
+    w->num_chunks = n, w->steps = 40;
+    run_and_agree(w);
+    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], n);
+    assert_true(w->settled[0] && w->num_decisions[0] >= 1);
+    const sluice_tuner_decision_t* d = &w->decisions[0][0];
+    assert_int_equal(d->num_chunks, n);
+    if (!has_machine) assert_true(d->why == SLUICE_WHY_RACED && d->num_raced == 2);
+    if (has_machine) assert_true(d->predicted_seconds > 0);
+    if (mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
+    printf("mode %d, machine %d: weight gradients %s at n = %d (%s, %d raced)\n", mode, has_machine,
+           d->wgrad_mode == SLUICE_WGRAD_DEFERRED ? "deferred" : "per chunk", n, sluice_tuner_why_name(d->why),
+           d->num_raced);
+  }
+}
+
+/* A decision for an n that is no candidate is read back from a file; layers with another n ignore it. */
+TEST(FixedChunks_DecisionOfAFile_StandsForThatN) {
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->num_chunks = 5, w->steps = 40;
+  run_and_agree(w);
+  assert_non_null(strstr(w->written[0], "\"num_chunks\": 5"));
+  int32_t mode = w->decisions[0][w->num_decisions[0] - 1].wgrad_mode;
+  char* text = strdup(w->written[0]);
+  w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->num_chunks = 5, w->steps = 10, w->import[0] = w->import[1] = text;
+  run_and_agree(w);
+  assert_int_equal(w->stats[0].race_passes, 0);
+  assert_true(w->decisions[0][0].why == SLUICE_WHY_IMPORTED && w->decisions[0][0].num_chunks == 5);
+  assert_int_equal(w->decisions[0][0].wgrad_mode, mode);
+  memcpy(strstr(text, "\"num_chunks\": 5"), "\"num_chunks\": 7", 15);
+  w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
+  w->num_chunks = 5, w->steps = 40, w->import[0] = w->import[1] = text;
+  run_and_agree(w);
+  assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_RACED);
+  free(text);
+}
+
+/* ---- machines and replays ---- */
 
 /* The machine of these tests is far from the real one. Steps correct it, the same on all ranks. */
 TEST(Machine_AfterSteps_IsFittedOnAllRanksAndPredicts) {
@@ -388,13 +424,4 @@ TEST(Decisions_RefusedOnOneRank_LeaveNothing) {
       "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 4, "
       "\"restore_input\": \"keep\", \"restore_pre_activation\": \"recompute\"}]}";
   run_and_agree(w);
-}
-
-TEST(Decisions_OfOneRankOnly_AreAMismatch) {
-  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
-  w->import[1] =
-      "{\"sluice_decisions\": 1, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, "
-      "\"num_chunks\": 4, \"wgrad_mode\": \"deferred\"}]}";
-  tuner_run(w);
-  for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
 }

@@ -100,21 +100,6 @@ TEST(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop) {
   }
 }
 
-TEST(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop) {
-  static const char* const transports[] = {"local", "tcp"};
-  for (size_t t = 0; t < 2; ++t) {
-    for (int32_t split = 0; split <= 1; ++split) {
-      pw_world_t* world = pw_world_new(transports[t], 3);
-      world->config.policy = split ? "backward_first" : "message_driven";
-      world->config.separate_wgrad = split;
-      world->config.num_virtual = 2;
-      world->max_delay_us = 2000;
-      for (int32_t b = 0; b < 4; ++b) pw_world_add(world, 6, b == 2);
-      run_and_finish(world);
-    }
-  }
-}
-
 /* Some ranks start the next pipeline while others are still in the previous one. Kept tensors outlive theirs. */
 TEST(Pipelines_OneAfterTheOther_ShareACommunicator) {
   static const char* const transports[] = {"local", "tcp"};

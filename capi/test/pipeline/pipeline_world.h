@@ -120,14 +120,6 @@ void pw_world_add(pw_world_t* world, int32_t num_micro_batches, int32_t forward_
 void pw_world_run(pw_world_t* world);
 void pw_world_free(pw_world_t* world);
 
-/* ---- callbacks ---- */
-
-/* The callbacks, without `reduce` if this rank does not reduce. */
-sluice_pipeline_callbacks_t pw_callbacks_of(const pw_rank_t* rank);
-
-/* Checks that the saved tensors of a micro-batch are unchanged, and releases them. */
-void pw_give_back(pw_rank_t* rank, int32_t micro_batch);
-
 /* Records an error. */
 void pw_wrong(pw_rank_t* rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -10,26 +10,17 @@ static sluice_context_stats_t stats_of(const rig_t* rig) {
   return stats;
 }
 
-static void run_step(rig_t* rig) {
-  sluice_step_t* step = NULL;
-  WORKS(rig_forward(rig, &step));
-  WORKS(rig_backward(rig, step));
-  sluice_step_drop(step);
-}
-
 TEST(WalkStats_WhileATraceIsKept_CountBindingAndWalking) {
   rig_t rig;
   const sluice_moe_config_t config = rig_config();
-  memset(&rig, 0, sizeof rig);
   WORKS(rig_open(&rig, NULL, &config));
-  rig_reset(&rig);
-  run_step(&rig);
+  WORKS(rig_round(&rig, NULL));
   sluice_context_stats_t stats = stats_of(&rig);
   assert_true(stats.num_passes == 2 && stats.num_walks == 0);
   assert_true(stats.bind_cpu_ns == 0 && stats.walk_cpu_ns == 0 && stats.num_wakes == 0 && stats.wait_ns == 0);
   assert_true(stats.num_readings == 0 && stats.readings_cpu_ns == 0);
   WORKS(sluice_context_trace(rig.context, 64));
-  for (int i = 0; i < 20; ++i) run_step(&rig);
+  for (int i = 0; i < 20; ++i) WORKS(rig_round(&rig, NULL));
   stats = stats_of(&rig);
   assert_int_equal(stats.num_walks, 40);
   assert_true(stats.bind_cpu_ns > 0 && stats.walk_cpu_ns > 0);
@@ -41,7 +32,7 @@ TEST(WalkStats_WhileATraceIsKept_CountBindingAndWalking) {
   /* With one rank all ops run on the calling thread, so there is no lane to wait for. */
   assert_true(stats.num_wakes == 0 && stats.wait_ns == 0 && stats.wake_cpu_ns == 0);
   WORKS(sluice_context_trace(rig.context, 0));
-  run_step(&rig);
+  WORKS(rig_round(&rig, NULL));
   assert_int_equal(stats_of(&rig).num_walks, 40);
   rig_close(&rig);
 }

@@ -1,22 +1,195 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One rank of a case through the public ABI. */
+/* One rank of a case through the public ABI: also rebuilt steps, split calls, rounds with other T, captured graphs. */
 #include "capi/test/world/world_split.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/dtype.h"
 #include "backend/base/test/last_error.h"
 
 #define DEFAULT_TIMEOUT_NS UINT64_C(300000000000)
 
-void world_note(rank_t* r, sluice_status_t status) {
+static void note(rank_t* r, sluice_status_t status) {
   if (status == SLUICE_OK || r->out->status[r->rank] != SLUICE_OK) return;
   r->out->status[r->rank] = status;
   snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "%s", last_message());
 }
 
-double* world_copy_rows(const array_t* a, int32_t dtype) {
+/* ---- passes other than a plain forward and backward ---- */
+
+/* On another machine, kept rows are in its memory; other buffers are in host memory. */
+static int is_theirs(int32_t which) {
+  return world_here.machine != NULL && (which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION);
+}
+static void* take_saved(int32_t which, uint64_t bytes) {
+  bytes = (bytes + 127) / 64 * 64;
+  return is_theirs(which) ? world_take(bytes) : aligned_alloc(64, bytes);
+}
+static void give_saved(int32_t which, void* data) {
+  if (is_theirs(which)) {
+    world_give(data);
+  } else {
+    free(data);
+  }
+}
+
+static void* save_buffer(void* user, int32_t which, uint64_t bytes) {
+  saved_t* saved = user;
+  saved->bytes[which] = bytes;
+  saved->data[which] = take_saved(which, bytes);
+  return saved->data[which];
+}
+
+static void move_saved(int32_t which, void* to, void* from, uint64_t bytes) {
+  if (!is_theirs(which)) {
+    memcpy(to, from, bytes);
+    memset(from, 0xff, bytes);
+    return;
+  }
+  void* between = malloc(bytes + 1);
+  world_here.machine->fetch(world_here.rank, between, from, bytes);
+  world_here.machine->send(world_here.rank, to, between, bytes);
+  memset(between, 0xff, bytes);
+  world_here.machine->send(world_here.rank, from, between, bytes);
+  free(between);
+}
+
+/* Copies the saved buffers to other memory and rebuilds the step from them. */
+static sluice_status_t rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step) {
+  world_settle();
+  sluice_step_drop(*step);
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) {
+    void* copy = take_saved(i, saved->bytes[i]);
+    move_saved(i, copy, saved->data[i], saved->bytes[i]);
+    give_saved(i, saved->data[i]);
+    saved->data[i] = copy;
+  }
+  return sluice_step_restore(moe, saved->data, saved->bytes, step);
+}
+
+/* Makes split calls in place of passes, with memory for rows between them. */
+static void run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
+  const case_t* c = r->c;
+  sluice_dispatch_t* dispatch = NULL;
+  note(r, sluice_dispatch_forward(moe, p->x, p->id, NULL, &dispatch));
+  if (dispatch == NULL) return;
+  void* rows = NULL;
+  int64_t num_rows = 0;
+  int64_t* counts = calloc((size_t)c->num_experts + 1, sizeof(int64_t));
+  note(r, sluice_dispatch_rows(dispatch, &rows, &num_rows, counts));
+  uint64_t element = sluice_dtype_bytes(c->dtype);
+  uint64_t row_bytes = (uint64_t)c->model_width * element,
+           pre_bytes = (uint64_t)c->hidden_width * element * (c->gated ? 2 : 1);
+  char* memory = malloc((size_t)num_rows * (3 * row_bytes + pre_bytes + 4) + 64);
+  char *out = memory, *grad = out + (uint64_t)num_rows * row_bytes, *grad_in = grad + (uint64_t)num_rows * row_bytes;
+  char* pre = grad_in + (uint64_t)num_rows * row_bytes;
+  float* grad_weight = calloc((size_t)num_rows + 1, sizeof(float));
+  note(r, sluice_experts_forward(moe, rows, counts, p->params, pre, out, NULL));
+  note(r, sluice_dispatch_combine(dispatch, out, p->w, p->y, NULL));
+  note(r, sluice_dispatch_combine_backward(dispatch, out, p->w, p->dy, grad, grad_weight, NULL));
+  note(r, sluice_experts_backward(moe, rows, pre, counts, p->params, grad, grad_in, p->grads,
+                                  c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE, NULL));
+  note(r, sluice_dispatch_backward(dispatch, grad_in, grad_weight, p->dx, p->dw, NULL));
+  sluice_dispatch_destroy(dispatch);
+  free(grad_weight);
+  free(memory);
+  free(counts);
+}
+
+static sluice_status_t run_round(sluice_moe_t* moe, const round_t* p) {
+  const sluice_tensor_t* t[7];
+  sluice_step_t* step = NULL;
+  sluice_moe_forward_args_t f;
+  sluice_moe_backward_args_t b;
+  for (int i = 0; i < 7; ++i) t[i] = world_tensor_of(p->tensors[i]);
+  sluice_moe_forward_args_init(&f, sizeof f);
+  f.tokens = t[0], f.expert_ids = t[1], f.route_weights = t[2], f.out_tokens = t[3], f.params = p->params;
+  f.needs_backward = 1;
+  sluice_status_t status = sluice_moe_forward(moe, &f, world_stream_here(), &step);
+  if (status != SLUICE_OK) return status;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = t[0], b.route_weights = t[2], b.grad_out = t[4], b.grad_tokens = t[5], b.grad_route_weights = t[6];
+  b.params = p->params, b.grad_params = p->grads, b.may_reuse_saved = 1;
+  status = sluice_moe_backward(moe, step, &b, world_stream_here());
+  sluice_step_drop(step);
+  return status;
+}
+
+static uint64_t bytes_now(sluice_context_t* context) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  return sluice_context_get_stats(context, 0, &stats) == SLUICE_OK ? stats.current_bytes : 0;
+}
+
+static void run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, const round_t* p) {
+  int64_t all = r->c->tokens[r->rank];
+  uint64_t settled = 0;
+  for (int32_t i = 0; i < r->c->cycles * WORLD_CYCLE && r->out->status[r->rank] == SLUICE_OK; ++i) {
+    for (int t = 0; t < 7; ++t) p->tensors[t]->shape[0] = all * ((i * 3 + r->rank) % WORLD_CYCLE) / (WORLD_CYCLE - 1);
+    note(r, run_round(moe, p));
+    if (i + 1 == 2 * WORLD_CYCLE) settled = bytes_now(context);
+  }
+  for (int t = 0; t < 7; ++t) p->tensors[t]->shape[0] = all;
+  world_settle();
+  if (r->c->cycles > 2) r->out->growth[r->rank] = bytes_now(context) - settled;
+}
+
+/* Writes the routes: to their own experts (by = 0), or to the next experts (by = 1). */
+static void write_ids(const rank_t* r, array_t* id, int32_t by) {
+  const case_t* c = r->c;
+  for (int64_t t = 0; t < c->tokens[r->rank]; ++t) {
+    for (int32_t k = 0; k < c->top_k; ++k) {
+      int64_t e = world_expert(c, r->rank, t, k);
+      world_store(SLUICE_DTYPE_I64, id->host, t * id->strides[0] + k * id->strides[1],
+                  (double)(e < 0 ? e : (e + by) % c->num_experts));
+    }
+  }
+  world_push(id);
+}
+
+static sluice_moe_backward_args_t backward_args(array_t* x, array_t* w, array_t* dy, array_t* dx, array_t* dw,
+                                                const sluice_expert_tensors_t* params,
+                                                const sluice_expert_tensors_t* grads) {
+  sluice_moe_backward_args_t b;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = world_tensor_of(x), b.route_weights = world_tensor_of(w), b.grad_out = world_tensor_of(dy);
+  b.grad_tokens = world_tensor_of(dx), b.grad_route_weights = world_tensor_of(dw);
+  b.params = params, b.grad_params = grads;
+  return b;
+}
+
+/* Ends the capture, sets outputs to NaN, writes the case's routes, and launches the graph. */
+static void launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const experts_t* grads, int32_t count) {
+  int code = world_here.machine->end_capture(r->rank);
+  if (r->out->status[r->rank] != SLUICE_OK) return;
+  if (code != 0) {
+    r->out->status[r->rank] = SLUICE_E_EXTERNAL;
+    snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "the capture ended with %d", code);
+    return;
+  }
+  write_ids(r, id, 0);
+  for (int i = 0; i < 3; ++i) world_push(outputs[i]);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    for (int32_t l = 0; grads->arrays[kind] != NULL && l < count; ++l) world_push(&grads->arrays[kind][l]);
+  }
+  world_here.machine->launch(r->rank);
+}
+
+/* Runs a forward and a backward with other routes than the launch, since a capture requires both to have run. */
+static void run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
+                               const sluice_moe_backward_args_t* b, array_t* id) {
+  sluice_step_t* step = NULL;
+  write_ids(r, id, 1);
+  note(r, sluice_moe_forward(moe, f, world_stream_here(), &step));
+  if (r->out->status[r->rank] == SLUICE_OK) note(r, sluice_moe_backward(moe, step, b, world_stream_here()));
+  sluice_step_drop(step);
+  world_settle();
+}
+
+/* ---- a rank ---- */
+
+static double* copy_rows(const array_t* a, int32_t dtype) {
   world_pull(a);
   double* out = malloc((size_t)(a->shape[0] * a->shape[1] + 1) * sizeof(double));
   for (int64_t i = 0; i < a->shape[0]; ++i)
@@ -90,11 +263,11 @@ static void make_comm(held_t* h) {
   config.timeout_ns = c->machine != NULL && c->machine->timeout_ns > 0 ? c->machine->timeout_ns : DEFAULT_TIMEOUT_NS;
   if (r->group == NULL) return;
   if (c->make_comm != NULL) {
-    world_note(r, c->make_comm(r->rank, &config, &h->comm));
+    note(r, c->make_comm(r->rank, &config, &h->comm));
   } else if (c->machine != NULL && c->machine->make_comm != NULL) {
-    world_note(r, c->machine->make_comm(r->rank, &config, &h->comm));
+    note(r, c->machine->make_comm(r->rank, &config, &h->comm));
   } else {
-    world_note(r, sluice_comm_create_local(r->group, &config, &h->comm));
+    note(r, sluice_comm_create_local(r->group, &config, &h->comm));
   }
 }
 
@@ -112,9 +285,9 @@ static void make_context(held_t* h) {
   if (c->machine != NULL) {
     config.gemm = c->gemm;
     config.device_type = c->machine->device_type, config.device_id = c->machine->device_id(r->rank);
-    world_note(r, c->machine->make_context(r->rank, &config, h->comm, &h->context));
+    note(r, c->machine->make_context(r->rank, &config, h->comm, &h->context));
   } else {
-    world_note(r, sluice_context_create(&config, h->comm, &h->context));
+    note(r, sluice_context_create(&config, h->comm, &h->context));
   }
 }
 
@@ -138,8 +311,8 @@ static void make_layer(held_t* h) {
   if (!c->weights_decoded) config.weight_format = (int16_t)c->weights, config.weight_block = (int16_t)c->weight_block;
   if (c->weight_block_of_1 > 0 && r->rank == 1) config.weight_block = (int16_t)c->weight_block_of_1;
   if (c->capacity > 0) config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = c->capacity;
-  world_note(r, sluice_moe_create(h->context, &config, &h->moe));
-  if (c->plan != NULL && h->moe != NULL) world_note(r, world_use_plan(r, h->moe));
+  note(r, sluice_moe_create(h->context, &config, &h->moe));
+  if (c->plan != NULL && h->moe != NULL) note(r, world_use_plan(r, h->moe));
 }
 
 static void make_tensors(held_t* h) {
@@ -191,16 +364,16 @@ static void make_experts(held_t* h) {
 static void run_parts_and_cycles(held_t* h) {
   rank_t* r = h->r;
   if (h->c->parts && is_well(h)) {
-    world_run_split(r, h->moe,
-                    &(parts_t){world_tensor_of(&h->x), world_tensor_of(&h->id), world_tensor_of(&h->w),
-                               world_tensor_of(&h->y), world_tensor_of(&h->dy), world_tensor_of(&h->dx),
-                               world_tensor_of(&h->dw), &h->params.table, &h->grads.table});
+    run_split(r, h->moe,
+              &(parts_t){world_tensor_of(&h->x), world_tensor_of(&h->id), world_tensor_of(&h->w),
+                         world_tensor_of(&h->y), world_tensor_of(&h->dy), world_tensor_of(&h->dx),
+                         world_tensor_of(&h->dw), &h->params.table, &h->grads.table});
   }
   if (h->c->cycles > 0 && is_well(h)) {
-    world_run_cycles(r, h->context, h->moe,
-                     &(round_t){.tensors = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw},
-                                .params = &h->params.table,
-                                .grads = &h->grads.table});
+    run_cycles(r, h->context, h->moe,
+               &(round_t){.tensors = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw},
+                          .params = &h->params.table,
+                          .grads = &h->grads.table});
   }
 }
 
@@ -214,45 +387,42 @@ static void run_forward(held_t* h) {
   f.params = c->callback_experts ? NULL : &h->params.table;
   f.callbacks = c->callback_experts ? &h->callbacks : NULL;
   f.needs_backward = 1;
-  if (c->restore) f.save = world_save, f.save_user = &h->saved;
+  if (c->restore) f.save = save_buffer, f.save_user = &h->saved;
   if (c->captured) {
     const sluice_moe_backward_args_t before =
-        world_backward_args(&h->x, &h->w, &h->dy, &h->dx, &h->dw, &h->params.table, &h->grads.table);
-    world_run_before_capture(r, h->moe, &f, &before, &h->id);
+        backward_args(&h->x, &h->w, &h->dy, &h->dx, &h->dw, &h->params.table, &h->grads.table);
+    run_before_capture(r, h->moe, &f, &before, &h->id);
     world_here.machine->begin_capture(r->rank);
   }
   world_tell(c, SLUICE_FORWARD, 0);
-  world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->step));
+  note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->step));
   world_tell(c, SLUICE_FORWARD, 1);
   count_slots(r, h->context);
   f.save = NULL, f.save_user = NULL; /* `saved` belongs to the first step; later steps use memory of Sluice */
   for (int32_t i = 1; i < c->outstanding && is_well(h); ++i) {
-    world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->others[i]));
+    note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->others[i]));
   }
 }
 
 static void run_backward(held_t* h) {
   rank_t* r = h->r;
   const case_t* c = h->c;
-  sluice_moe_backward_args_t b;
-  sluice_moe_backward_args_init(&b, sizeof b);
-  b.tokens = world_tensor_of(&h->x), b.route_weights = world_tensor_of(&h->w), b.grad_out = world_tensor_of(&h->dy);
-  b.grad_tokens = world_tensor_of(&h->dx), b.grad_route_weights = world_tensor_of(&h->dw);
-  b.params = c->callback_experts ? NULL : &h->params.table;
+  sluice_moe_backward_args_t b = backward_args(&h->x, &h->w, &h->dy, &h->dx, &h->dw, &h->params.table, &h->grads.table);
+  if (c->callback_experts) b.params = NULL;
   b.callbacks = c->callback_experts ? &h->callbacks : NULL;
-  b.grad_params = c->callback_experts || c->frozen ? NULL : &h->grads.table;
+  if (c->callback_experts || c->frozen) b.grad_params = NULL;
   b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
   b.may_reuse_saved = c->reuse_saved;
   b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
   world_tell(c, SLUICE_BACKWARD, 0);
   if (c->separate_wgrad) {
     b.parts = SLUICE_BACKWARD_DGRAD;
-    world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
+    note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
     b.parts = SLUICE_BACKWARD_WGRAD;
     b.may_reuse_saved = !c->reuse_saved; /* only dgrad's setting counts */
     b.grad_out = NULL;
   }
-  world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
+  note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
   world_tell(c, SLUICE_BACKWARD, 1);
 }
 
@@ -274,9 +444,9 @@ static void collect_gradients(held_t* h) {
 static void collect(held_t* h) {
   rank_t* r = h->r;
   const case_t* c = h->c;
-  r->out->out[r->rank] = world_copy_rows(&h->y, c->dtype);
-  r->out->grad_tokens[r->rank] = world_copy_rows(&h->dx, c->dtype);
-  r->out->grad_weights[r->rank] = world_copy_rows(&h->dw, SLUICE_DTYPE_F32);
+  r->out->out[r->rank] = copy_rows(&h->y, c->dtype);
+  r->out->grad_tokens[r->rank] = copy_rows(&h->dx, c->dtype);
+  r->out->grad_weights[r->rank] = copy_rows(&h->dw, SLUICE_DTYPE_F32);
   collect_gradients(h);
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   if (h->context != NULL && sluice_context_get_stats(h->context, 0, &stats) == SLUICE_OK) {
@@ -295,7 +465,7 @@ static void collect(held_t* h) {
 static void drop_steps(held_t* h) {
   for (int i = 0; i < WORLD_MAX_OUTSTANDING; ++i) sluice_step_drop(h->others[i]);
   sluice_step_drop(h->step);
-  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) world_give_saved(i, h->saved.data[i]);
+  for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) give_saved(i, h->saved.data[i]);
   h->step = NULL;
   memset(h->others, 0, sizeof h->others);
   memset(&h->saved, 0, sizeof h->saved);
@@ -309,7 +479,7 @@ static void drop_experts(held_t* h) {
 
 static void run_step(held_t* h) {
   if (is_well(h)) run_forward(h);
-  if (is_well(h) && h->c->restore) world_note(h->r, world_rebuild(h->moe, &h->saved, &h->step));
+  if (is_well(h) && h->c->restore) note(h->r, rebuild(h->moe, &h->saved, &h->step));
   if (is_well(h)) run_backward(h);
 }
 
@@ -323,7 +493,7 @@ static void move_experts(held_t* h, int32_t move) {
   sluice_expert_placement_t placement;
   sluice_expert_placement_init(&placement, sizeof placement);
   placement.expert_rank = h->owners, placement.expert_slot = h->slots, placement.epoch = 10 + (uint64_t)move;
-  world_note(h->r, sluice_moe_replace_experts(h->moe, &placement));
+  note(h->r, sluice_moe_replace_experts(h->moe, &placement));
   if (!is_well(h)) return;
   drop_experts(h);
   h->count = world_experts_of(c, h->r->rank, h->owners, h->slots, h->ids);
@@ -369,7 +539,7 @@ void world_run_rank(rank_t* r) {
   run_parts_and_cycles(&h);
   run_rounds(&h);
   if (!h.c->parts) run_step(&h);
-  if (h.c->captured) world_launch_graph(r, &h.id, (array_t* const[]){&h.y, &h.dx, &h.dw}, &h.grads, h.count);
+  if (h.c->captured) launch_graph(r, &h.id, (array_t* const[]){&h.y, &h.dx, &h.dw}, &h.grads, h.count);
   world_settle();
   collect(&h);
   release(&h);

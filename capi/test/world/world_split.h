@@ -123,14 +123,6 @@ void world_free_experts(experts_t* x, int32_t count);
 int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y);
 int32_t world_toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
                            void* dx);
-
-/* world_packed.c */
-/* Writes the weights and their scales into `table`. */
-void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, int32_t count,
-                       sluice_expert_tensors_t* table);
-void world_free_packed(world_packed_t* p);
-
-/* world_moves.c */
 /* The owners and slots of experts after move number `move`, from 1. */
 void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int32_t* out_slot);
 /* The experts of a rank in the order of slots. Returns their number. */
@@ -141,27 +133,15 @@ void world_update(const case_t* c, experts_t* params, const experts_t* grads, in
 void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 
-/* world_passes.c */
-void world_give_saved(int32_t which, void* data);
-void* world_save(void* user, int32_t which, uint64_t bytes);
-sluice_status_t world_rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step);
-void world_run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p);
-void world_run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, const round_t* p);
-void world_write_ids(const rank_t* r, array_t* id, int32_t by);
-sluice_moe_backward_args_t world_backward_args(array_t* x, array_t* w, array_t* dy, array_t* dx, array_t* dw,
-                                               const sluice_expert_tensors_t* params,
-                                               const sluice_expert_tensors_t* grads);
-void world_launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const experts_t* grads, int32_t count);
-void world_run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
-                              const sluice_moe_backward_args_t* b, array_t* id);
-
-/* world_plan.c */
-sluice_status_t world_use_plan(rank_t* r, sluice_moe_t* moe);
-
-/* world_rank.c */
-void world_note(rank_t* r, sluice_status_t status);
-double* world_copy_rows(const array_t* a, int32_t dtype);
-void world_run_rank(rank_t* r);
+/* world_packed.c */
+/* Writes the weights and their scales into `table`. */
+void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, int32_t count,
+                       sluice_expert_tensors_t* table);
+void world_free_packed(world_packed_t* p);
 
 /* world_case.c */
 void world_make_result(const case_t* c, result_t* out);
+sluice_status_t world_use_plan(rank_t* r, sluice_moe_t* moe);
+
+/* world_rank.c */
+void world_run_rank(rank_t* r);

@@ -66,46 +66,6 @@ const call_place_t* calls_places(int32_t* out_count) {
   return places;
 }
 
-typedef struct run_s {
-  void (*run)(void* user);
-  void* user;
-  const call_place_t* place;
-  int64_t nth;
-  int32_t has_failed;
-} run_t;
-
-static void* run_main(void* argument) {
-  run_t* r = argument;
-  if (r->place == NULL) calls_count();
-  if (r->place != NULL) calls_fail(r->place, r->nth);
-  r->run(r->user);
-  r->has_failed = calls_end();
-  return NULL;
-}
-
-int32_t calls_run(void (*run)(void* user), void* user, const call_place_t* place, int64_t nth) {
-  pthread_t thread;
-  run_t r = {run, user, place, nth, 0};
-  if (pthread_create(&thread, NULL, run_main, &r) != 0) abort();
-  pthread_join(thread, NULL);
-  return r.has_failed;
-}
-
-void calls_fail_each(int32_t (*attempt)(const call_place_t* place, int64_t nth, int32_t num_descriptors),
-                     int32_t fewest, int32_t fewest_failures) {
-  const int32_t num_descriptors = calls_count_entries("/proc/self/fd");
-  int32_t num_failed = 0;
-  attempt(NULL, 0, num_descriptors);
-  const int32_t count = num_places; /* a failure may lead to calls that other runs do not make */
-  assert_in_range(count, fewest, 128);
-  for (int32_t p = 0; p < count; ++p) {
-    const call_place_t place = places[p];
-    for (int64_t nth = 0; nth < place.num_hits; ++nth) num_failed += attempt(&place, nth, num_descriptors) != 0;
-  }
-  assert_in_range(num_failed, fewest_failures, 100000);
-  print_message("%d places, %d calls have failed\n", count, num_failed);
-}
-
 int32_t calls_count_entries(const char* folder) {
   DIR* entries = opendir(folder);
   int32_t count = 0;

@@ -27,15 +27,5 @@ void calls_fail(const call_place_t* place, int64_t nth);
 int32_t calls_end(void);
 const call_place_t* calls_places(int32_t* out_count);
 
-/* Calls `run` on a new thread, so that the call stacks of allocations begin the same. place NULL: no call fails.
- * Returns whether the planned failure has occurred. */
-int32_t calls_run(void (*run)(void* user), void* user, const call_place_t* place, int64_t nth);
-
-/* Calls `attempt` without a failure, then once for each hit of each place that this call has found. `attempt` returns
- * whether the planned failure has occurred; num_descriptors were open before. Fails the test if there are fewer than
- * `fewest` places, or if fewer than `fewest_failures` have occurred. */
-void calls_fail_each(int32_t (*attempt)(const call_place_t* place, int64_t nth, int32_t num_descriptors),
-                     int32_t fewest, int32_t fewest_failures);
-
 /* Returns the number of entries of a folder, `.` and `..` included; 0 if the folder does not exist. */
 int32_t calls_count_entries(const char* folder);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One system call or allocation fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer, train
  * a step, move the state of an expert, and settle over another communicator whether the old or the new state is valid.
- * */
+ * Layers with grouped chunks, and with deduplication by node and rank, train a step. */
 
 #include "backend/base/status.h"
 #include "capi/test/nth/nth_ranks.h"
@@ -9,9 +9,8 @@
 #include "sluice/migration.h"
 #include "third_party/bazel/test.h"
 
-static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm) {
+static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm, sluice_moe_config_t layer) {
   rig_t rig;
-  sluice_moe_config_t layer = rig_config();
   layer.num_experts = 2 * me->world_size;
   sluice_status_t status = rig_open(&rig, comm, &layer);
   if (status == SLUICE_OK) status = rig_round(&rig, &me->digest);
@@ -68,10 +67,41 @@ static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_
 
 static sluice_status_t work(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
   (void)parent;
-  const sluice_status_t status = train(me, comm);
+  const sluice_status_t status = train(me, comm, rig_config());
   return status == SLUICE_OK ? migrate(me, comm, me->later) : status;
 }
 
 TEST(OneRank_NthCallFails_HasAStatusAndLeavesNothing) { nth_call(1, NTH_OVER_TCP_AND_LATER, work); }
 TEST(TwoRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP_AND_LATER, work); }
 TEST(ThreeRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(3, NTH_OVER_TCP_AND_LATER, work); }
+
+/* ---- a step of layers with special exchanges; combines of one chunk are in flight with dispatches of a later chunk
+ * ---- */
+
+static sluice_moe_config_t chunked_layer(void) {
+  sluice_moe_config_t layer = rig_config();
+  layer.num_chunks = 4, layer.chunking = SLUICE_CHUNKING_TOKENS;
+  return layer;
+}
+
+/* The backward dispatches rows again, so its exchanges are grouped as well. */
+static sluice_status_t grouped(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
+  sluice_moe_config_t layer = chunked_layer();
+  layer.grouping = SLUICE_GROUPING_ON;
+  layer.restore_input = SLUICE_RESTORE_REDISPATCH, layer.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+  return train(me, comm, layer);
+}
+
+static sluice_status_t by_node(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
+  sluice_moe_config_t layer = chunked_layer();
+  layer.deduplicate = SLUICE_DEDUPLICATE_NODES;
+  layer.restore_input = layer.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
+  return train(me, comm, layer);
+}
+
+TEST(GroupedExchanges_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP, grouped); }
+
+/* Two nodes of two ranks: rig.c. */
+TEST(TwoNodes_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(4, NTH_WITHIN, by_node); }

@@ -37,9 +37,8 @@ void set_gradients(model_t* m, int step, int rank) {
   }
 }
 
-model_t* open_model(void) {
-  model_t* m = calloc(1, sizeof *m);
-  assert_non_null(m);
+void init_model(model_t* m) {
+  memset(m, 0, sizeof *m);
   uint64_t seed = 7;
   for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
     m->tensors[t] = (sluice_optimizer_tensor_t){.count = counts[t],
@@ -65,8 +64,14 @@ model_t* open_model(void) {
   sluice_optimizer_step_args_init(&m->args, sizeof m->args);
   sluice_optimizer_step_result_init(&m->result, sizeof m->result);
   m->args.groups = m->list, m->args.num_groups = 2, m->args.bucket = BUCKET;
+}
+
+model_t* open_model(void) {
+  model_t* m = malloc(sizeof *m);
+  assert_non_null(m);
+  init_model(m);
   DEFAULTS(sluice_optimizer_config, config);
-  assert_int_equal(sluice_optimizer_create(&config, &m->optimizer), SLUICE_OK);
+  WORKS(sluice_optimizer_create(&config, &m->optimizer));
   return m;
 }
 

@@ -31,6 +31,8 @@ typedef struct model_s {
   sluice_comm_t* comm; /* of the file */
 } model_t;
 
+/* A model with its states in memory, without an optimizer. */
+void init_model(model_t* m);
 /* A model with its states in memory. close_model closes models of all kinds and removes the file. */
 model_t* open_model(void);
 model_t* open_with_file(void);

@@ -46,21 +46,6 @@ TEST(Step_WithResult_TellsTheNormAndThatNothingWasSkipped) {
   close_model(m);
 }
 
-TEST(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns) {
-  model_t* m = open_one();
-  const states_t before = m->s;
-  DEFAULTS(sluice_optimizer_step_result, result);
-  m->grad[COUNT - 1] = -INFINITY;
-  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
-  assert_int_equal(result.skipped, 1);
-  check_unchanged(m, &before);
-  m->grad[COUNT - 1] = 0.5F;
-  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
-  assert_int_equal(result.skipped, 0);
-  assert_true(m->s.param[COUNT - 1] < before.param[COUNT - 1]);
-  close_model(m);
-}
-
 TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   model_t* m = open_one();
   const states_t before = m->s;

@@ -11,7 +11,7 @@ static sluice_comm_t* join(sluice_local_group_t* group, int32_t rank, int32_t si
   config.world_size = size;
   config.timeout_ns = UINT64_C(60000000000);
   sluice_comm_t* comm = NULL;
-  assert_int_equal(sluice_comm_create_local(group, &config, &comm), SLUICE_OK);
+  WORKS(sluice_comm_create_local(group, &config, &comm));
   return comm;
 }
 
@@ -54,9 +54,9 @@ ow_world_t* ow_world_new(int32_t size, int32_t is_tcp, int32_t parts) {
   ow_world_t* w = calloc(1, sizeof *w);
   assert_non_null(w);
   w->size = size, w->is_tcp = is_tcp, w->parts = parts;
-  assert_int_equal(sluice_local_group_create(size, &w->group), SLUICE_OK);
+  WORKS(sluice_local_group_create(size, &w->group));
   for (int32_t p = 0; p < parts; ++p) {
-    assert_int_equal(sluice_local_group_create(size / parts, &w->groups[p]), SLUICE_OK);
+    WORKS(sluice_local_group_create(size / parts, &w->groups[p]));
   }
   for (int32_t r = 0; r < size; ++r) {
     ow_rank_t* me = w->ranks + r;
@@ -134,7 +134,7 @@ int ow_check_steps(ow_world_t* w, int64_t bucket, int64_t chunk, double max_norm
       model_t* reference = references[r];
       if (me->status != SLUICE_OK) fail_msg("rank %d: %s", r, me->error.message);
       ow_sum_gradients(w, me, reference);
-      assert_int_equal(sluice_optimizer_step(reference->optimizer, &reference->args, &reference->result), SLUICE_OK);
+      WORKS(sluice_optimizer_step(reference->optimizer, &reference->args, &reference->result));
       expect_bits(w, me, &reference->s);
       assert_int_equal(me->model->result.skipped, 0);
       if (max_norm > 0.0) assert_true(me->model->result.norm == reference->result.norm);

@@ -106,20 +106,13 @@ int32_t toy_items(toy_rank_t* toy, const toy_placement_t* next, sluice_migration
   return count;
 }
 
-void toy_reference(int32_t expert, int32_t steps, toy_expert_t* out_expert) {
-  init_expert(expert, out_expert);
-  for (int32_t s = 0; s < steps; ++s) {
-    differentiate(expert, s, out_expert);
-    update(out_expert);
-  }
-}
-
 int toy_is_right(const toy_rank_t* toy, int32_t steps) {
   static _Thread_local toy_expert_t wanted;
   for (int32_t e = 0; e < toy->world * TOY_SLOTS; ++e) {
     if (toy->placement.rank[e] != toy->rank) continue;
     const toy_expert_t* have = &toy->slots[toy->placement.slot[e]];
-    toy_reference(e, steps, &wanted);
+    init_expert(e, &wanted);
+    for (int32_t s = 0; s < steps; ++s) differentiate(e, s, &wanted), update(&wanted);
     if (memcmp(have, &wanted, sizeof wanted) != 0) return 0;
   }
   return 1;

@@ -35,7 +35,5 @@ void toy_plan(const toy_rank_t* toy, uint32_t seed, toy_placement_t* out_next);
 /* Lists all items that leave or arrive here, with TOY_NUM_PARTS + 1 spans each. Returns the number of items. */
 int32_t toy_items(toy_rank_t* toy, const toy_placement_t* next, sluice_migration_item_t items[2 * TOY_SLOTS],
                   sluice_migration_span_t spans[2 * TOY_SLOTS][TOY_NUM_PARTS + 1]);
-/* The state after `steps` steps of an expert that never moved. */
-void toy_reference(int32_t expert, int32_t steps, toy_expert_t* out_expert);
 /* Returns 1 if every local expert has the bits of an expert that never moved. */
 int toy_is_right(const toy_rank_t* toy, int32_t steps);

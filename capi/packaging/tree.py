@@ -33,8 +33,9 @@ def filled(template: str, values: dict[str, str]) -> str:
 
 
 def copy(source: str, path: str) -> None:
+    """Copies a file and its mode."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    shutil.copyfile(source, path)
+    shutil.copy(source, path)
 
 
 def runtime(prefix: str, libdir: str, built: list[str], version: str, debug: str) -> None:
@@ -56,9 +57,7 @@ def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) 
             to = "include/sluice/sluice.hpp" if path.startswith("cpp/") else f"share/sluice/bindings/{path}"
             copy(os.path.join(made, path), os.path.join(prefix, to))
     for name in sorted(os.listdir(EXAMPLES)):
-        path = os.path.join(prefix, "share/sluice/examples/c", name)
-        copy(os.path.join(EXAMPLES, name), path)
-        shutil.copymode(os.path.join(EXAMPLES, name), path)
+        copy(os.path.join(EXAMPLES, name), os.path.join(prefix, "share/sluice/examples/c", name))
     os.makedirs(os.path.join(prefix, libdir), exist_ok=True)
     os.symlink(SONAME, os.path.join(prefix, libdir, "libsluice.so"))
     major, minor, _ = version.split(".")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from install import ROOT
 sys.path.insert(0, os.path.join(ROOT, "capi", "packaging"))
 import archive
 import libraries
+import tree
 
 # The sources of a wheel and of its tests.
 FOLDERS = ("adapters", "backend", "capi", "python_plugin", "third_party/bazel")
@@ -54,12 +54,8 @@ def build_sdist(sdist_directory, config_settings=None):
     name = f"sluice-{version}"
     with tempfile.TemporaryDirectory() as top:
         for path in sources():
-            to = os.path.join(top, path)
-            os.makedirs(os.path.dirname(to), exist_ok=True)
-            shutil.copyfile(os.path.join(ROOT, path), to)
-            shutil.copymode(os.path.join(ROOT, path), to)
-        with open(os.path.join(top, "PKG-INFO"), "w") as file:
-            file.write(install.metadata(version))
+            tree.copy(os.path.join(ROOT, path), os.path.join(top, path))
+        tree.write(os.path.join(top, "PKG-INFO"), install.metadata(version))
         archive.write(os.path.join(sdist_directory, f"{name}.tar.gz"), top, name, archive.source_date())
     return f"{name}.tar.gz"
 

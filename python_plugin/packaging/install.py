@@ -16,7 +16,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -33,6 +32,7 @@ import declarations  # noqa: E402
 import elf  # noqa: E402
 import libraries  # noqa: E402
 import restore_table  # noqa: E402
+import tree  # noqa: E402
 from libraries import INCLUDE, Failure  # noqa: E402
 
 PACKAGE = ("python_plugin/sluice", "sluice")
@@ -98,31 +98,23 @@ def platform_tag(paths):
     return "py3-none-manylinux_{}_{}_x86_64".format(*elf.glibc(paths))
 
 
-def copy(source, destination):
-    os.makedirs(os.path.dirname(destination), exist_ok=True)
-    shutil.copyfile(source, destination)
-
-
 def stage(top, paths, version):
     """Copies the package to `top` in its installed layout."""
     for folder, package in [PACKAGE, *adapter_packages()]:
         for name in files_below(folder):
             if name.endswith(SOURCE_SUFFIXES):
-                copy(os.path.join(ROOT, folder, name), os.path.join(top, package, name))
-    copy(os.path.join(ROOT, ENTRY), os.path.join(top, os.path.basename(ENTRY)))
-    adapters_init = os.path.join(top, "sluice/adapters/__init__.py")
-    if not os.path.exists(adapters_init):
-        os.makedirs(os.path.dirname(adapters_init), exist_ok=True)
-        with open(adapters_init, "w") as file:
-            file.write('"""Adapters of host frameworks; each is imported only where its host is."""\n')
+                tree.copy(os.path.join(ROOT, folder, name), os.path.join(top, package, name))
+    tree.copy(os.path.join(ROOT, ENTRY), os.path.join(top, os.path.basename(ENTRY)))
+    about = '"""Adapters of host frameworks; each is imported only where its host is."""\n'
+    tree.write(os.path.join(top, "sluice/adapters/__init__.py"), about)
     for path in paths:
-        copy(path, os.path.join(top, "sluice/lib", os.path.basename(path)))
+        tree.copy(path, os.path.join(top, "sluice/lib", os.path.basename(path)))
     for name in declarations.header_files(INCLUDE):
-        copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
+        tree.copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
     cdef.emit(INCLUDE, "sluice._sluice_abi", os.path.join(top, "sluice/_sluice_abi.py"))
     restore_table.emit(paths[0], os.path.join(top, "sluice/_restore_table.py"))
-    with open(os.path.join(top, "sluice/_version.py"), "w") as file:
-        file.write(f'"""Written by the packaging; the C headers are the source."""\n\n__version__ = "{version}"\n')
+    about = '"""Written by the packaging; the C headers are the source."""\n\n'
+    tree.write(os.path.join(top, "sluice/_version.py"), f'{about}__version__ = "{version}"\n')
 
 
 def ship_adapters(top, pythons, fresh):
@@ -148,8 +140,7 @@ def ship_adapter(top, command, cache=None):
     libraries.strip(found["path"], found["shipped"])
     with open(found["shipped"], "rb") as file:
         stamp = {**found["stamp"], "sha256": hashlib.sha256(file.read()).hexdigest()}
-    with open(f"{found['shipped']}.stamp", "w") as file:
-        file.write(json.dumps(stamp, indent=1) + "\n")
+    tree.write(f"{found['shipped']}.stamp", json.dumps(stamp, indent=1) + "\n")
     say(f"{os.path.basename(found['shipped'])} ready in {time.monotonic() - began:.1f} s")
     return found["shipped"]
 
@@ -181,10 +172,8 @@ def make_wheel(top, version, tag, wheel_dir):
     entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"
     entry_points += "[torch.backends]\nsluice = sluice_autoload:load\n"
     for name, text in (("METADATA", metadata(version)), ("WHEEL", wheel), ("entry_points.txt", entry_points)):
-        os.makedirs(os.path.join(top, info), exist_ok=True)
-        with open(os.path.join(top, info, name), "w") as file:
-            file.write(text)
-    copy(os.path.join(ROOT, "LICENSE"), os.path.join(top, info, "LICENSE"))
+        tree.write(os.path.join(top, info, name), text)
+    tree.copy(os.path.join(ROOT, "LICENSE"), os.path.join(top, info, "LICENSE"))
 
     os.makedirs(wheel_dir, exist_ok=True)
     path = os.path.join(wheel_dir, f"sluice-{version}-{tag}.whl")

@@ -32,6 +32,7 @@ import manual  # noqa: E402
 import recipes  # noqa: E402
 import sbom  # noqa: E402
 import torch_wheels  # noqa: E402
+import tree  # noqa: E402
 from libraries import Failure  # noqa: E402
 
 import backend  # noqa: E402
@@ -211,11 +212,10 @@ def make_all(out: str, work: str, commit: str, versions: list[str], only: list[s
     for path in paths:
         shutil.copyfile(path, os.path.join(ready, os.path.basename(path)))
     bill = os.path.join(ready, f"sluice-{libraries.version()}.cdx.json")
-    with open(bill, "w") as file:
-        file.write(sbom.text(paths, torches, libraries.version(), commit, int(os.environ["SOURCE_DATE_EPOCH"])))
+    seconds = int(os.environ["SOURCE_DATE_EPOCH"])
+    tree.write(bill, sbom.text(paths, torches, libraries.version(), commit, seconds))
     text = sums([*paths, bill])
-    with open(os.path.join(ready, "SHA256SUMS"), "w") as file:
-        file.write(text)
+    tree.write(os.path.join(ready, "SHA256SUMS"), text)
     clean_commit()  # a file may have changed while the artifacts were made
     os.makedirs(os.path.dirname(out), exist_ok=True)
     os.replace(ready, out)

@@ -46,17 +46,14 @@ def number(pattern: str, text: str) -> int:
     return int(found[-1]) if found else 0
 
 
-def folder_of(label: str) -> Path:
-    return ROOT / label.removeprefix("//").partition(":")[0]
-
-
 def fuzz(name: str, label: str, options: argparse.Namespace, built: Path) -> bool:
     """Runs one target, and prints inputs, edges and the input that broke it."""
-    program = built / label.removeprefix("//").replace(":", "/")
-    corpus, found = folder_of(label) / "corpus" / name, FOUND / name
+    folder, _, target = label.removeprefix("//").partition(":")
+    program, corpus, found = built / folder / target, ROOT / folder / "corpus" / name, FOUND / name
     found.mkdir(parents=True, exist_ok=True)
-    limit = [f"-runs={options.inputs}"] if options.inputs else [f"-max_total_time={seconds(options)}"]
-    command = [str(program), *limit, f"-artifact_prefix={found}/", "-print_final_stats=1", "-timeout=20"]
+    seconds = int(options.hours * 3600) or options.seconds
+    limit = f"-runs={options.inputs}" if options.inputs else f"-max_total_time={seconds}"
+    command = [str(program), limit, f"-artifact_prefix={found}/", "-print_final_stats=1", "-timeout=20"]
     if not any(corpus.glob("*")) or max(file.stat().st_size for file in corpus.glob("*")) < MOST_BYTES:
         command.append(f"-max_len={MOST_BYTES}")
     log = FOUND / f"{name}.log"
@@ -84,10 +81,6 @@ def keep(program: Path, corpus: Path, found: Path) -> None:
     """Keeps inputs that add to the corpus, and no others."""
     corpus.mkdir(parents=True, exist_ok=True)
     subprocess.run([str(program), "-merge=1", str(corpus), str(found)], check=True, stderr=subprocess.DEVNULL)
-
-
-def seconds(options: argparse.Namespace) -> int:
-    return int(options.hours * 3600) if options.hours else options.seconds
 
 
 def main() -> None:

@@ -36,9 +36,8 @@ def commands():
     for action in json.loads(done.stdout).get("actions", ()):
         arguments = action["arguments"]
         source = arguments[arguments.index("-c") + 1]
-        if not source.endswith(".c") or "/test/" in source or "/cts/" in source or source.startswith("bazel-out"):
-            continue
-        if not source.startswith(("backend/", "capi/")):
+        is_ours = source.startswith(("backend/", "capi/")) and source.endswith(".c")
+        if not is_ours or "/test/" in source or "/cts/" in source:
             continue
         flags = []
         for position, argument in enumerate(arguments):

@@ -154,12 +154,12 @@ if ! .venv/bin/python -c 'import pip' >/dev/null 2>&1; then
   rm -rf .venv
   step "virtual environment .venv from $("$PYTHON" -V)" "remove .venv and try again" "$PYTHON" -m venv .venv
 fi
+pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off)
 stamp_now=$({ .venv/bin/python -V && cat "${requirement_files[@]}"; } | sha256sum | cut -d' ' -f1)
 stamp_file=.venv/.sluice-$PROFILE.stamp
 if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   rm -f .venv/.sluice-*.stamp
   pip_hint="check the network and the disk (df -h .), then run this again"
-  pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off)
   step "PyTorch ($(grep ^torch= "$HERE/requirements-torch.txt"))" "$pip_hint" \
     again "${pip[@]}" -r "$HERE/requirements-torch.txt"
   rest=()
@@ -179,8 +179,7 @@ into() { # into NAME TITLE PACKAGE...: once, into .venv/NAME
   [ ! -d "$folder" ] || return 0
   rm -rf "$folder.part"
   step "$2" "check the network, then run this again" \
-    again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
-    --ignore-requires-python --target "$folder.part" "${@:3}"
+    again "${pip[@]}" --no-deps --ignore-requires-python --target "$folder.part" "${@:3}"
   mv "$folder.part" "$folder"
 }
 if [ "$PROFILE" = test ]; then
@@ -198,8 +197,7 @@ fi
 if [ "$PROFILE" = test ] && ! ls .venv/lib/python3*/site-packages/nvidia/{nvfatbin/lib/libnvfatbin.so.12,cu13/bin/nvdisasm} \
   >/dev/null 2>&1; then
   step "the compiler of CUDA 12.9 and a disassembler (95 MB)" "check the network, then run this again" \
-    again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
-    -r "$HERE/requirements-nvrtc.txt"
+    again "${pip[@]}" --no-deps -r "$HERE/requirements-nvrtc.txt"
 fi
 
 # --- DeepSpeed's shared-memory op ------------------------------------------------------------------------------

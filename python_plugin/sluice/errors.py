@@ -136,27 +136,8 @@ STATUS_NAMES = {
     -16: "CAPACITY",
 }
 
-_CLASSES: dict[int, type[SluiceError]] = {
-    kind.default_status: kind
-    for kind in (
-        InvalidArgument,
-        AbiMismatch,
-        NoMemory,
-        Busy,
-        Unsupported,
-        NotFound,
-        InvalidState,
-        Mismatch,
-        PeerRefused,
-        PeerLost,
-        TimedOut,
-        Aborted,
-        External,
-        OverBudget,
-        InternalError,
-        OverCapacity,
-    )
-}
+# The classes above: LibraryNotFound, which has the status of NotFound, is a subclass of that.
+_CLASSES: dict[int, type[SluiceError]] = {kind.default_status: kind for kind in SluiceError.__subclasses__()}
 
 
 # The library's advice for a failed communicator (SLUICE_COMM_REMEDY of backend/comm/comm.h). In Python the host creates

@@ -468,9 +468,8 @@ class Search:
             progress(f"simulating {number + 1} of {len(chosen)}")
             simulated.append(self.simulated(each))
         progress("")
-        simulated.sort(key=lambda each: (each.seconds, each.bytes))
-        frontier = tuple(simulated[index] for index in _pareto(simulated))
-        return Found(tuple(simulated), frontier, len(tried), refused=tuple(refused))
+        simulated = _sorted(simulated)
+        return Found(tuple(simulated), tuple(_pareto(simulated)), len(tried), refused=tuple(refused))
 
     def _planner(self, split: Split) -> Planner | None:
         """Returns the planner of MoE layers. ranks_per_node: the members of an expert-parallel group on one node."""
@@ -538,16 +537,18 @@ def batch_of(priced: Priced) -> batches.Batch:
 
 def _best(priced: Sequence[Priced]) -> list[Priced]:
     """Returns the fastest splits, and the fastest of the Pareto frontier, by the plan's formula."""
-    order = sorted(range(len(priced)), key=lambda i: (priced[i].seconds, priced[i].bytes))
-    return [priced[i] for i in dict.fromkeys([*order[:SIMULATED], *_pareto(priced)[:SIMULATED]])]
+    order = _sorted(priced)
+    return list({id(each): each for each in [*order[:SIMULATED], *_pareto(order)[:SIMULATED]]}.values())
 
 
-def _pareto(priced: Sequence[Priced]) -> list[int]:
-    """Returns indices of the splits that take fewer bytes than every faster one, the fastest first."""
-    order = sorted(range(len(priced)), key=lambda i: (priced[i].seconds, priced[i].bytes))
-    best, found = float("inf"), []
-    for index in order:
-        if priced[index].bytes < best:
-            best = priced[index].bytes
-            found.append(index)
+def _sorted(priced: Sequence[Priced]) -> list[Priced]:
+    return sorted(priced, key=lambda each: (each.seconds, each.bytes))
+
+
+def _pareto(order: Sequence[Priced]) -> list[Priced]:
+    """Returns the splits that take fewer bytes than every faster one. order: the fastest first."""
+    found: list[Priced] = []
+    for each in order:
+        if not found or each.bytes < found[-1].bytes:
+            found.append(each)
     return found

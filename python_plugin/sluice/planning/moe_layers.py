@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,60 +97,25 @@ def _by_frequency(value: Any, index: int, layers: int) -> bool:
 
 def pattern(text: str) -> list[int]:
     """Parses a list as in Megatron's scripts, "([0]*3+[1]*5)*2", without evaluating it as code."""
-    words = re.findall(r"\d+|\S", text)
-    at = 0
+    try:
+        return _listed(ast.parse(text.strip(), mode="eval").body)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise BadInput(f"moe_layer_freq is {text!r}; it must be a number, or lists such as ([0]*3+[1]*5)") from None
 
-    def bad() -> BadInput:
-        return BadInput(f"moe_layer_freq is {text!r}; it must be a number, or lists such as ([0]*3+[1]*5)")
 
-    def take(expected: str | None = None) -> str:
-        nonlocal at
-        if at == len(words) or (expected is not None and words[at] != expected):
-            raise bad()
-        at += 1
-        return words[at - 1]
+def _listed(node: ast.expr) -> list[int]:
+    if isinstance(node, ast.List) and node.elts:
+        return [_number(each) for each in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _listed(node.left) + _listed(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        found, factor = _listed(node.left), _number(node.right)
+        if len(found) * factor <= MOST:
+            return found * factor
+    raise ValueError(node)
 
-    def next_is(word: str) -> bool:
-        return at < len(words) and words[at] == word
 
-    def number() -> int:
-        word = take()
-        if not word.isdigit() or len(word) > 6:
-            raise bad()
-        return int(word)
-
-    def listed() -> list[int]:
-        if next_is("("):
-            take("(")
-            found = added()
-            take(")")
-            return found
-        take("[")
-        found = [number()]
-        while next_is(","):
-            take(",")
-            found.append(number())
-        take("]")
-        return found
-
-    def times() -> list[int]:
-        found = listed()
-        while next_is("*"):
-            take("*")
-            factor = number()
-            if len(found) * factor > MOST:
-                raise bad()
-            found = found * factor
-        return found
-
-    def added() -> list[int]:
-        found = times()
-        while next_is("+"):
-            take("+")
-            found = found + times()
-        return found
-
-    found = added()
-    if at != len(words):
-        raise bad()
-    return found
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= MOST:
+        return node.value
+    raise ValueError(node)

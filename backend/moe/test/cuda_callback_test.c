@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Callback experts on CUDA contexts, on fakes: the stream of their work (and that another stream is detected), the
- * state after a failure, budgets. cuda_layer_test checks results, the single read, and hazards. */
+ * state after a failure. cuda_layer_test checks results, the single read, and hazards; cuda_plan_test budgets. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,43 +140,4 @@ TEST(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader) {
     }
     assert_true(parts[0].works_on && parts[1].works_on);
   }
-}
-
-/* ---- budgets ---------------------------------------------------------------------------------------------------- */
-
-/* With a budget of exactly a plan's bytes, the peak of the device is the plan's total, to the byte. */
-TEST(CudaCallback_UnderABudget_PredictsThePeakToTheByte) {
-  enum { OUTSTANDING = 2 };
-  for (int32_t p = 0; p < 8; ++p) {
-    const int32_t pre_activation = p / 2 == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
-    const int32_t input = p / 2 == 0 ? SLUICE_RESTORE_KEEP : p / 2 - 1;
-    const sluice_moe_config_t layer = config_of(input, pre_activation);
-    rig_t rig;
-    sluice_plan_info_t info;
-    open_all(&rig, &layer);
-    DEFAULTS(sluice_plan_config, config);
-    config.max_tokens = rig.num_tokens, config.max_outstanding = OUTSTANDING, config.num_chunks = 1 + 2 * (p % 2);
-    config.restore_input = input, config.restore_pre_activation = pre_activation;
-    sluice_plan_t* plan = use_plan_in_its_bytes(&rig, &config, &info);
-    run_planned(&rig, OUTSTANDING);
-    close_planned(&rig, plan, &info);
-  }
-}
-
-/* ---- what is refused -------------------------------------------------------------------------------------------- */
-
-TEST(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused) {
-  rig_t rig;
-  sluice_moe_config_t good = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), bad = good;
-  sluice_moe_t* moe = NULL;
-  open_all(&rig, &good);
-  bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  REFUSED(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED,
-          "callback experts take restore_pre_activation keep");
-  sluice_fake_cuda_set_capturing(fakes_stream(0), 1);
-  sluice_step_t* step = NULL;
-  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);
-  sluice_fake_cuda_set_capturing(fakes_stream(0), 0);
-  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  assert_int_equal(close_all(&rig), 0);
 }

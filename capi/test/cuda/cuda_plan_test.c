@@ -19,18 +19,24 @@ static budget_suite_t suite_of(case_t base) {
 
 /* ---- plan handles ---- */
 
-enum { OUTSTANDING = 2 };
+enum { OUTSTANDING = 2, POLICIES = 9, CASES = 3 * POLICIES };
+enum { WHOLE, HALVES, CALLBACKS, KINDS }; /* of backwards and experts */
 
-/* Opens a layer on the fakes with a plan for case i of 27, under a budget of exactly the plan's bytes. */
-static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sluice_plan_info_t* out_info) {
-  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  const sluice_moe_config_t layer = rig_config();
-  open_all(rig, &layer);
+static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+
+/* Opens a layer on the fakes with a plan for case i, under a budget of exactly the plan's bytes. */
+static sluice_plan_t* open_planned(rig_t* rig, int i, int kind, sluice_plan_info_t* out_info) {
+  sluice_moe_config_t layer = rig_config();
   DEFAULTS(sluice_plan_config, config);
-  config.max_tokens = rig->tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
-  config.num_chunks = i / 9 + 1, config.restore_input = i % 3,
+  config.num_chunks = i / POLICIES + 1, config.restore_input = i % 3;
   config.restore_pre_activation = pre_activation[i / 3 % 3];
-  config.separate_wgrad = separate_wgrad;
+  config.separate_wgrad = kind == HALVES;
+  layer.callback_experts = kind == CALLBACKS;
+  if (kind == CALLBACKS) { /* a plan cannot change their policies */
+    layer.restore_input = config.restore_input, layer.restore_pre_activation = config.restore_pre_activation;
+  }
+  open_all(rig, &layer);
+  config.max_tokens = rig->num_tokens, config.max_outstanding = OUTSTANDING;
   return use_plan_in_its_bytes(rig, &config, out_info);
 }
 
@@ -53,12 +59,14 @@ static void run_halves(rig_t* rig) {
 
 /* The device's peak memory equals the plan's bytes exactly: under a budget, steps allocate the plan's capacities. */
 TEST(CudaPlan_UnderABudget_PredictsThePeakToTheByte) {
-  for (int i = 0; i < 2 * 27; ++i) {
+  for (int i = 0; i < KINDS * CASES; ++i) {
     rig_t rig;
     sluice_plan_info_t info;
-    sluice_plan_t* plan = open_planned(&rig, i % 27, i / 27, &info);
-    if (i < 27) run_planned(&rig, OUTSTANDING);
-    if (i >= 27) run_halves(&rig);
+    const int kind = i / CASES, is_kept = i % POLICIES == 0,
+              is_recomputed = pre_activation[i / 3 % 3] == SLUICE_RESTORE_RECOMPUTE;
+    if (kind == CALLBACKS && !is_kept && !is_recomputed) continue; /* refused */
+    sluice_plan_t* plan = open_planned(&rig, i % CASES, kind, &info);
+    (kind == HALVES ? run_halves(&rig) : run_planned(&rig, OUTSTANDING));
     close_planned(&rig, plan, &info);
   }
 }

@@ -5,11 +5,6 @@ Each side runs in its own process, and the sides take turns. The result is the m
 sides in the same round. A step is a forward and a backward to the tokens and the trained parameters, without an
 optimizer. Every expert has the same number of rows.
 
-  frozen   Sluice; the weights are not trained
-  lora     Sluice; PEFT's `target_parameters` on both stacks
-  stock    the same adapters on transformers' `grouped_mm`
-  packed   Sluice; frozen weights in MXFP4
-
 With --ranks 2: training steps of a model with expert parallelism and LoRA on attention. Sluice and transformers'
 `all_to_all` with `grouped_mm` take turns in one process group. Then Sluice runs alone, with experts in MXFP4 and with
 LoRA also on experts.
@@ -49,7 +44,7 @@ OPTIONS = {
     "deduplicate": Option(False, "with several ranks, Sluice sends a token once to each rank"),
 }
 SMOKE = {"shape": "smoke", "tokens": 32, "rank": 4, "steps": 1, "rounds": 1, "link": "none", "vocabulary": 64}
-SIDES = ("frozen", "lora", "stock", "packed")
+SIDES = ("frozen", "lora", "stock", "packed")  # stock: adapters on `grouped_mm`; packed: frozen, in MXFP4
 # Each mark: the ratio, the two times that it divides, and the limit. rows_N is a step with N rows per expert.
 MARKS = (
     ("LoRA step ÷ frozen step", ("lora", "step"), ("frozen", "step"), "<=", 1.15),

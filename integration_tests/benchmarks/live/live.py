@@ -1,19 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost and gain of moving layers between stages while a pipeline of DeepSpeed trains.
 
-Layers sleep instead of computing, so that only engine, messages and moves are measured. Four cells:
-
-stall      two stages. Steps without a move, with a layer that moves between two batches, and with a layer that moves
-           during a batch, in turns in one process. The moving layer does not sleep, so that only its move counts.
-latencies  two stages. The latency of activations of 1 MiB while nothing moves, while moving state shares the link with
-           them, and while moving state gives way to them, which is the default.
-decided    four stages, "plan": "adaptive". The times of layers change 30 times, drawn by a seed. The times of all
-           batches, and of the batches from AFTER on after a change, are compared with an engine that never moves
-           layers, and with one whose layers are moved by hand to the best partition (the time of the moves does not
-           count). Then layers vary by 10 %, which should move nothing.
-ways       four stages. Each of these changes, with layers of several sizes, is made in both ways, with as many batches:
-           in steps during batches, and by a drain before them. The way that the price chooses is compared with the
-           better one, and counted.
+Layers sleep instead of computing, so that only engine, messages and moves are measured. The functions of live_rank.py
+describe the cells.
 """
 
 import statistics

@@ -8,8 +8,6 @@ code on both sides, and are not timed.
 bytes       that a step moves for each parameter: stock scales the f32 gradients in place (8), updates (28), copies the
             masters to a bf16 buffer (6) and this buffer to the parameters (4), 46 in all. Sluice's one pass reads the
             gradient and reads and writes masters and moments (28), and writes the bf16 parameter (2), 30 in all.
-marks       the lower end of the interval of stock's time over Sluice's is at least the smaller of 1.3 and 0.9 times the
-            ratio of bytes, and at least 1.15. After the rounds the masters differ by a few roundings at most.
 """
 
 import sys

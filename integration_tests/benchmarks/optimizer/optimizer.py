@@ -1,19 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of AdamW in host memory: Sluice, torch's fused AdamW, DeepSpeed's CPUAdam, and a stream of bytes.
 
-In f32 every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each
-side once, each time in another order; ratios are of one round. Brackets hold the 95 % interval of the median.
-
-sluice      `sluice.optim.AdamW` with its default settings: it reads gradients once more, to find an infinite one or NaN
-exact       the same with `exact=True`
-torch_fused `torch.optim.AdamW(fused=True)`, which checks nothing
-stream      `a.add_(b)` over the same arrays until as many bytes were moved as a step has to: parameter, m and v read
-            and written, the gradient read, 28 bytes a parameter
-DeepSpeed   its C++ op, built by its own builder on this machine
-norm        with `max_norm=1`, against `clip_grad_norm_` and then torch's fused step
-mixed       a step of ZeRO-1 offload in bf16, of two engines (mixed.py)
-marks       medians. torch_fused takes at least 0.85 of Sluice's time, 4 of whose 32 bytes are the check, and at least
-            1 / 1.1 where the data fit in L2; clip_grad_norm_ and the step take 1.15 times as long; mixed: mixed.py
+docs/benchmarks/optimizer.md describes the sides and what is wanted. Every side has parameters, gradients and moments of
+its own, of the same shapes and values. A round runs each side once, each time in another order.
 """
 
 import json

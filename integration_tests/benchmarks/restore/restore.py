@@ -13,10 +13,8 @@ checkpointing; its peak is measured at malloc (memory.py). Bytes of Sluice come 
 (MPipeMoE eq. 4, less the host's tokens). Delta is eq. 5, second line, as printed. `held` is the largest number of bytes
 on the device at once, the larger of forward and backward: saved rows without offloaded rows, and slots.
 
-Marks: at n = 2, 4, 8 at least 99 % of the bound under S1 to S4; and some policy that recomputes or sends again, without
-copies, takes at least 60 % fewer bytes than `none` at the same n, in at most 1.05 times the step. Rounds of all cases
-take half a minute, so for this mark these policies run in pairs with `none` (--pairs). Recomputation is hidden where
-exchanges bound the backward, so the default link is 0.1gbit.
+Rounds of all cases take half a minute, so for the mark of time the policies without copies run in pairs with `none`
+(--pairs). Recomputation is hidden where exchanges bound the backward, so the default link is 0.1gbit.
 """
 
 from __future__ import annotations

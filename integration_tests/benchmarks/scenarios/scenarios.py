@@ -7,9 +7,6 @@ scenario is measured on ranks over its link. Pairs that the calibrated machine p
 screened, with one pair for all sizes. The best of them runs again in new rounds, in turns with the adaptive tuner, the
 list's pair and the other sides, because the minimum of many noisy medians is too low. A round is a step of each size on
 each side. Each step follows an unmeasured step of the same kind.
-
-Marks: adaptive takes at most 1.01 of the best fixed pair in the median over scenarios, 1.04 at the 90th percentile and
-1.08 at worst, and its gain over the list's pair is at least 0.9 of the simulated gain.
 """
 
 import statistics

@@ -1,23 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelines with the hosts' own schedules and with Sluice's, in turns, over a shaped link; bubbles of planned policies.
 
-Stages sleep instead of computing, a forward for a third of f + b, a backward for the rest, so that ranks that share
-cores do not slow each other down. Messages are real: --megabytes of f32 each. f + b is chosen so that a message over
-the link takes the case's share c of it. All sides run in the same processes and train the same batches in turns.
-
-two, four ...  DeepSpeed's engine over 2 or 4 stages with L micro-batches in flight
-real           linear layers instead of sleep, one core for each rank
-loopback       without a shaped link, where messages take almost no time
-jitter         sleeps are drawn (lognormal, sigma 0.4), the same for all sides
-slow-stage     one stage takes 1.5 times as long
-stall          messages of stage 1 wait for 50 ms at random times, the same for all sides
-torch          torch's Schedule1F1B on gloo against get_schedule_class("SluiceSingle")
-bubbles        eight ranks, F = B = W as sleep: the bubble of each policy, from its events
-
-"simulated" is stock's time over Sluice's in virtual time, with the active policy and the same draws, over a network
-like the measured one (stages_simulated.py). jitter, slow-stage and stall have a third side, "fixed", which runs 1F1B in
-a fixed order, with messages sent during the computation and as many micro-batches in flight. Sluice may take at most
-1.03 of its time.
+docs/benchmarks/stages.md describes the cases and what is wanted. f + b is chosen so that a message of --megabytes takes
+the case's share c of it over the link.
 """
 
 from pathlib import Path

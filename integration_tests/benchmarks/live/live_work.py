@@ -1,52 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of the stages of live.py: layers that sleep, with weights that matter only when they are sent."""
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
-SPUN_S = 2e-4  # the end of a layer's time is spent in a loop, because a sleep may end late by about this much
+from integration_tests.benchmarks.measuring.sleeping import Sleep
 
 
 class Clock:
-    """The forward time of each layer of this process. A backward takes twice as long."""
+    """The forward time of each layer of this process."""
 
     seconds: list[float] = []
-
-    @classmethod
-    def wait(cls, layer: int, times: float, begun: float) -> None:
-        """Waits until `times` times the layer's forward time has passed since `begun`."""
-        if cls.seconds[layer] <= 0:
-            return
-        end = begun + cls.seconds[layer] * times
-        time.sleep(max(0.0, end - SPUN_S - time.perf_counter()))
-        while time.perf_counter() < end:
-            pass
-
-
-class _Pass(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: int) -> torch.Tensor:
-        begun = time.perf_counter()
-        ctx.layer = layer
-        ctx.save_for_backward(weight)
-        out = x * weight[0]
-        Clock.wait(layer, 1, begun)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        begun = time.perf_counter()
-        (weight,) = ctx.saved_tensors
-        own = torch.zeros_like(weight)
-        own[0] = grad.mean()
-        out = grad * weight[0]
-        Clock.wait(ctx.layer, 2, begun)
-        return out, own, None
 
 
 class Layer(nn.Module):
@@ -60,7 +27,11 @@ class Layer(nn.Module):
             self.frozen = nn.Parameter(torch.ones(frozen, dtype=torch.uint8), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Pass.apply(x, self.weight, self.number)
+        return Sleep.apply(x, self.weight, self.seconds)
+
+    def seconds(self, direction: str) -> float:
+        """A backward takes twice as long as a forward."""
+        return Clock.seconds[self.number] * (1 if direction == "forward" else 2)
 
 
 def module_of(elements: Sequence[int], stages: int, frozen: int = 0) -> PipelineModule:

@@ -14,38 +14,11 @@ import torch
 from torch import nn
 
 from integration_tests.benchmarks.measuring.rank import Rank, gather, seconds_of
+from integration_tests.benchmarks.measuring.sleeping import Sleep
 from integration_tests.benchmarks.stages import stages_draws
 from integration_tests.benchmarks.stages.stages_stall import stalling
 
 WIDTH = 1024  # width of the linear layers
-
-
-def _sleep_until(end: float) -> None:
-    left = end - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
-
-
-class _Sleep(torch.autograd.Function):
-    """Multiplies by the weight and sleeps. The planned time includes the arithmetic."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stage: Stage) -> torch.Tensor:
-        ctx.stage, ctx.place = stage, (stage.batch, stage.number)
-        ctx.micro_batch, stage.count = stage.count, stage.count + 1
-        ctx.save_for_backward(weight)
-        end = time.perf_counter() + stages_draws.seconds(stage.plan, *ctx.place, "forward", ctx.micro_batch)
-        out = x * weight
-        _sleep_until(end)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        (weight,) = ctx.saved_tensors
-        end = time.perf_counter() + stages_draws.seconds(ctx.stage.plan, *ctx.place, "backward", ctx.micro_batch)
-        gradients = grad * weight, grad.sum().reshape(1), None
-        _sleep_until(end)
-        return gradients
 
 
 class Stage(nn.Module):
@@ -64,7 +37,12 @@ class Stage(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.layers is None:
-            return _Sleep.apply(x, self.weight, self)
+            batch, micro_batch, self.count = self.batch, self.count, self.count + 1
+            return Sleep.apply(
+                x,
+                self.weight,
+                lambda direction: stages_draws.seconds(self.plan, batch, self.number, direction, micro_batch),
+            )
         return self.layers((x * self.weight).view(-1, WIDTH)).view_as(x)
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import deepspeed
-import torch
 import torch.distributed as dist
 from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
@@ -28,24 +27,15 @@ from integration_tests.benchmarks.live import live_changes, live_work
 from integration_tests.benchmarks.live.live_work import Clock
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, gather, seconds_of
+from integration_tests.benchmarks.stages.stages_rank import engine_of
 
 
 class Trainer:
     """One engine. key: the "pipeline" section of its config; frozen: bytes of each layer in addition to its weight."""
 
     def __init__(self, plan: dict[str, Any], elements: list[int], key: dict[str, Any], frozen: int = 0) -> None:
-        torch.manual_seed(3)
         self.plan = plan
-        net = live_work.module_of(elements, plan["stages"], frozen)
-        values = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": plan["micro_batches"],
-            "steps_per_print": 10**9,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-6, "torch_adam": True}},
-            "sluice": {"enabled": True, "pipeline": key},
-        }
-        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-        self.engine = deepspeed.initialize(model=net, model_parameters=trained, config=values)[0]
+        self.engine = engine_of(live_work.layers_of(elements, frozen), plan, key, lr=1e-6)
 
     @property
     def parts(self) -> list[int]:

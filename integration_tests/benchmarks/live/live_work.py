@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from deepspeed.pipe import LayerSpec, PipelineModule
+from deepspeed.pipe import LayerSpec
 from torch import nn
 
 from integration_tests.benchmarks.measuring.sleeping import Sleep
@@ -34,15 +34,9 @@ class Layer(nn.Module):
         return Clock.seconds[self.number] * (1 if direction == "forward" else 2)
 
 
-def module_of(elements: Sequence[int], stages: int, frozen: int = 0) -> PipelineModule:
-    """A pipeline with a layer for each entry of `elements`."""
-    return PipelineModule(
-        [LayerSpec(Layer, number, count, frozen) for number, count in enumerate(elements)],
-        num_stages=stages,
-        loss_fn=lambda output, label: (output.mean() - label.mean()) ** 2,
-        partition_method="uniform",
-        activation_checkpoint_interval=0,
-    )
+def layers_of(elements: Sequence[int], frozen: int = 0) -> list[LayerSpec]:
+    """A layer for each entry of `elements`."""
+    return [LayerSpec(Layer, number, count, frozen) for number, count in enumerate(elements)]
 
 
 def data(micro_batches: int, elements: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -18,11 +18,10 @@ from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.stages.stages_work import Stage, layers_for, loss_of, measure
 
 
-def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
+def engine_of(layers: list[Any], plan: dict[str, Any], key: dict[str, Any] | None, lr: float = 1e-3) -> Any:
     """An engine with the "pipeline" section `key`, or DeepSpeed's own engine."""
-    torch.manual_seed(3)
     net = PipelineModule(
-        [Stage(plan, number) for number in range(plan["stages"])],
+        layers,
         num_stages=plan["stages"],
         loss_fn=loss_of,
         partition_method="uniform",
@@ -32,11 +31,17 @@ def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": plan["micro_batches"],
         "steps_per_print": 10**9,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": lr, "torch_adam": True}},
     }
     if key is not None:
         values["sluice"] = {"enabled": True, "pipeline": key}
-    return deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=values)[0]
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    return deepspeed.initialize(model=net, model_parameters=trained, config=values)[0]
+
+
+def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
+    torch.manual_seed(3)
+    return engine_of([Stage(plan, number) for number in range(plan["stages"])], plan, key)
 
 
 def data(plan: dict[str, Any], batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

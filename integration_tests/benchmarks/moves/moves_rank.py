@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deepspeed.moe.layer import MoE
 from torch import nn
 
+from integration_tests.benchmarks.layer import routing
 from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
@@ -32,11 +33,8 @@ class Layer(nn.Module):
         M, H, E = (plan[name] for name in "MHE")
         expert = nn.Sequential(nn.Linear(M, H), nn.GELU(), nn.Linear(H, M))
         self.moe = MoE(M, expert, E, ep_size=dist.get_world_size(), k=plan["K"], drop_tokens=False)
-        gate = self.moe.deepspeed_moe.gate.wg.weight
-        with torch.no_grad():
-            gate.zero_()
-            gate[:, :E] = torch.eye(E)
-        gate.requires_grad_(False)
+        routing.control_gate(self.moe.deepspeed_moe.gate)
+        self.moe.deepspeed_moe.gate.wg.weight.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out, _, _ = self.moe(x)
@@ -44,22 +42,17 @@ class Layer(nn.Module):
 
 
 def tokens_of(plan: dict[str, Any]) -> torch.Tensor:
-    """Tokens with the largest logits for K drawn experts. `skew` is how often the first rank's experts are drawn."""
+    """Tokens of which each goes to K drawn experts. `skew` is how often the first rank's experts are drawn."""
     T, M, E, K = (plan[name] for name in "TMEK")
-    generator = torch.Generator().manual_seed(11 + dist.get_rank())
-    local = E // dist.get_world_size()
-    share = plan["skew"] / dist.get_world_size()
+    rank, local, share = dist.get_rank(), E // dist.get_world_size(), plan["skew"] / dist.get_world_size()
     odds = torch.full((E,), (1 - share) / (E - local))
     odds[:local] = share / local
-    x = 0.1 * torch.randn(T, M, generator=generator)
     if plan["skew"] == 1:  # random draws would not be even
         chosen = (torch.arange(T)[:, None] * K + torch.arange(K)) % E
     else:  # without replacement, so that the K experts of a token differ
+        generator = torch.Generator().manual_seed(11 + rank)
         chosen = torch.multinomial(odds.expand(T, E), K, generator=generator)
-    x[:, :E] = 0
-    for k in range(K):
-        x.scatter_(1, chosen[:, k : k + 1], 4.0 - k)
-    return x[None]
+    return routing.tokens(chosen, E, M, 17 + rank)[None]
 
 
 def engine(plan: dict[str, Any], section: dict[str, Any] | None) -> Any:

@@ -8,16 +8,14 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/base/test/refused.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/native_kernels.h"
+#include "backend/gemm/test/operands.h"
 
 static sluice_allocator_t allocator;
 static const char* name;     /* of the implementation */
@@ -26,44 +24,12 @@ static const char* set_name; /* of "native": its kernels, or NULL */
 static int is_on_device(void) { return strcmp(name, "cublas") == 0; }
 static int is_foreign(void) { return strcmp(name, "blas") == 0 || strcmp(name, "onednn") == 0; }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
-
-/* Memory whose last byte is just before an inaccessible page. */
-typedef struct fenced_s {
-  char* map;
-  size_t bytes;
-  void* data;
-} fenced_t;
-
-static fenced_t fenced(int64_t used) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  const size_t inside = ((size_t)used + page - 1) / page * page;
-  fenced_t f = {NULL, inside + 2 * page, NULL};
-  f.map = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  assert_true(f.map != MAP_FAILED);
-  assert_int_equal(mprotect(f.map, page, PROT_NONE), 0);
-  assert_int_equal(mprotect(f.map + page + inside, page, PROT_NONE), 0);
-  f.data = f.map + page + inside - used;
-  return f;
-}
-
-static void unfence(fenced_t* f) { munmap(f->map, f->bytes); }
-
 static uint32_t seed = 1;
 static uint32_t next_bits(void) {
   seed = seed * 1664525u + 1013904223u;
   return seed >> 8;
 }
 static float next_value(void) { return (float)next_bits() / (1 << 23) - 1; }
-
-static void set(void* data, int64_t at, int32_t dtype, float value) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[at] = sluice_f32_to_bf16(value); break;
-    case SLUICE_DTYPE_F16: ((uint16_t*)data)[at] = sluice_f32_to_f16(value); break;
-    case SLUICE_DTYPE_F64: ((double*)data)[at] = (double)value; break;
-    default: ((float*)data)[at] = value; break;
-  }
-}
 
 /* ---- a weight ---------------------------------------------------------------------------------------------------- */
 
@@ -149,7 +115,7 @@ static void* dense_of(const weight_t* w, int32_t dtype) {
       }
       const uint8_t* codes = w->codes.data;
       int code = bits_of(format) == 8 ? codes[r * w->ld + c] : codes[(r * w->ld + c) / 2] >> (c % 2 * 4) & 15;
-      set(dense, r * w->ld + c, dtype, number(format, code) * scale);
+      set_element(dense, r * w->ld + c, dtype, number(format, code) * scale);
     }
   }
   return dense;
@@ -198,9 +164,10 @@ static void check_same(sluice_gemm_t* gemm, const weight_t* w, int transposed, i
   const int64_t bytes = (int64_t)sluice_dtype_bytes(dtype), bytes_c = (int64_t)sluice_dtype_bytes(dtype_c);
   fenced_t a = fenced(m * k * bytes), c[2] = {fenced(m * n * bytes_c), fenced(m * n * bytes_c)};
   void* dense = dense_of(w, dtype);
-  for (int64_t i = 0; i < m * k; ++i) set(a.data, i, dtype, whole ? (float)(next_bits() % 5) - 2 : next_value());
+  for (int64_t i = 0; i < m * k; ++i)
+    set_element(a.data, i, dtype, whole ? (float)(next_bits() % 5) - 2 : next_value());
   for (int64_t i = 0; i < m * n; ++i) {
-    set(c[0].data, i, dtype_c, beta == 0 ? NAN : whole ? (float)(next_bits() % 5) - 2 : next_value());
+    set_element(c[0].data, i, dtype_c, beta == 0 ? NAN : whole ? (float)(next_bits() % 5) - 2 : next_value());
   }
   memcpy(c[1].data, c[0].data, (size_t)(m * n * bytes_c));
   sluice_gemm_problem_t p = {m, n, k, {a.data, k, 1}, {w->codes.data, w->ld, 1}, {c[0].data, n, 1}};

@@ -28,21 +28,6 @@ static double wanted_code(int32_t format, int code) {
   }
 }
 
-TEST(Packed_EveryCode_IsItsNumber) {
-  for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
-    for (int code = 0; code < 1 << sluice_packed_format(format)->bits; ++code) {
-      const double wanted = wanted_code(format, code);
-      const float got = sluice_packed_code(format, (uint8_t)code);
-      if (isnan(wanted) ? !isnan(got) : (double)got != wanted || !signbit(got) != !signbit(wanted)) {
-        fail_msg("%s: code 0x%02x is %g, expected %g", sluice_packed_format(format)->name, code, (double)got, wanted);
-      }
-    }
-  }
-  assert_null(sluice_packed_format(SLUICE_PACKED_NO));
-  assert_null(sluice_packed_format(SLUICE_PACKED_FORMATS));
-  assert_null(sluice_packed_format(-1));
-}
-
 TEST(Packed_EveryScale_IsItsNumber) {
   for (int code = 0; code < 255; ++code) {
     const uint8_t at = (uint8_t)code;

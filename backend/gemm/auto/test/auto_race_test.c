@@ -111,14 +111,6 @@ TEST(Race_Declining_LeavesAtOnce) {
   assert_true(sluice_gemm_race_is_over(&race) && isfinite(race.best[0]) && isinf(race.best[3]));
 }
 
-TEST(Race_NobodyTakesIt_IsOver) {
-  sluice_gemm_race_t race = {0};
-  sluice_gemm_race_earn(&race, 1, FLOP);
-  sluice_gemm_race_start(&race, 0);
-  assert_true(sluice_gemm_race_is_over(&race));
-  assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
-}
-
 TEST(Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight) {
   for (int is_long = 0; is_long < 2; ++is_long) {
     sluice_gemm_race_t race = {0};

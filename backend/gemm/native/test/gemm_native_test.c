@@ -17,12 +17,12 @@
 #include <cpuid.h>
 #endif
 
-#include "backend/base/dtype.h"
 #include "backend/base/test/refused.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/gemm_native.h"
 #include "backend/gemm/native/native_kernels.h"
 #include "backend/gemm/native/native_prefetch.h"
+#include "backend/gemm/test/operands.h"
 
 static sluice_allocator_t allocator;
 static const char* set_name; /* of the kernels under test */
@@ -45,49 +45,13 @@ static int tear_down(void** state) {
   return leaked;
 }
 
-static float get(const void* data, int64_t at, int32_t dtype) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[at]);
-    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[at]);
-    default: return ((const float*)data)[at];
-  }
-}
-
-static void set(void* data, int64_t at, int32_t dtype, float value) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[at] = sluice_f32_to_bf16(value); break;
-    case SLUICE_DTYPE_F16: ((uint16_t*)data)[at] = sluice_f32_to_f16(value); break;
-    default: ((float*)data)[at] = value; break;
-  }
-}
+static float get(const void* data, int64_t at, int32_t dtype) { return (float)get_element(data, at, dtype); }
 
 static uint32_t seed = 1;
 static float next_value(void) {
   seed = seed * 1664525u + 1013904223u;
   return (float)(int32_t)(seed >> 8) / (1 << 23) - 1;
 }
-
-/* Memory between two inaccessible pages. An access outside of it ends the test, also with the address sanitizer. */
-typedef struct fenced_s {
-  char* map;
-  size_t bytes;
-  void* data; /* the last `used` bytes before the upper fence */
-} fenced_t;
-
-static fenced_t fenced(int64_t elements, int32_t dtype) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  const size_t used = (size_t)elements * sluice_dtype_bytes(dtype);
-  const size_t inside = (used + page - 1) / page * page;
-  fenced_t f = {NULL, inside + 2 * page, NULL};
-  f.map = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  assert_true(f.map != MAP_FAILED);
-  assert_int_equal(mprotect(f.map, page, PROT_NONE), 0);
-  assert_int_equal(mprotect(f.map + page + inside, page, PROT_NONE), 0);
-  f.data = f.map + page + inside - used;
-  return f;
-}
-
-static void unfence(fenced_t* f) { munmap(f->map, f->bytes); }
 
 typedef struct shape_s {
   int64_t m, n, k;
@@ -143,13 +107,14 @@ static void add_by_tiles(const shape_t* s, const sluice_gemm_problem_t* p, int64
 /* Compares the GEMM of `shape` bit by bit with the chain. Each operand is fenced. */
 static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   const int64_t m = s->m, n = s->n, k = s->k;
-  fenced_t a = fenced(m * k, dtype_ab), b = fenced(k * n, dtype_ab), c = fenced(m * n, dtype_c);
-  for (int64_t i = 0; i < m * k; ++i) set(a.data, i, dtype_ab, next_value());
-  for (int64_t i = 0; i < k * n; ++i) set(b.data, i, dtype_ab, next_value());
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(dtype_ab), bytes_c = (int64_t)sluice_dtype_bytes(dtype_c);
+  fenced_t a = fenced(m * k * bytes), b = fenced(k * n * bytes), c = fenced(m * n * bytes_c);
+  for (int64_t i = 0; i < m * k; ++i) set_element(a.data, i, dtype_ab, next_value());
+  for (int64_t i = 0; i < k * n; ++i) set_element(b.data, i, dtype_ab, next_value());
   float* wanted = malloc((size_t)(m * n) * sizeof *wanted);
   assert_non_null(wanted);
   for (int64_t i = 0; i < m * n; ++i) {
-    set(c.data, i, dtype_c, s->beta != 0 ? next_value() : NAN);
+    set_element(c.data, i, dtype_c, s->beta != 0 ? next_value() : NAN);
     wanted[i] = s->beta != 0 ? get(c.data, i, dtype_c) : 0;
   }
   sluice_gemm_problem_t p = {m, n, k, {a.data, k, 1}, {b.data, n, 1}, {c.data, n, 1}};
@@ -174,10 +139,9 @@ static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   sluice_grouped_gemm_t list = {&p, 1, dtype_ab, dtype_c, s->beta};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   for (int64_t i = 0; i < m * n; ++i) {
-    char rounded[4];
-    set(rounded, 0, dtype_c, wanted[i]);
-    const uint64_t bytes = sluice_dtype_bytes(dtype_c);
-    if (memcmp(rounded, (const char*)c.data + (uint64_t)i * bytes, bytes) == 0) continue;
+    char rounded[8]; /* for any type */
+    set_element(rounded, 0, dtype_c, wanted[i]);
+    if (memcmp(rounded, (const char*)c.data + i * bytes_c, (size_t)bytes_c) == 0) continue;
     fail_msg("[%lld, %lld, %lld] %s%s beta %g, %s -> %s: C[%lld][%lld] is %.9g, expected %.9g", (long long)m,
              (long long)n, (long long)k, s->trans_a ? "T" : "N", s->trans_b ? "T" : "N", (double)s->beta,
              sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c), (long long)(i / n), (long long)(i % n),
@@ -355,9 +319,9 @@ static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
   for (int d = 0; d < NUM_DTYPES; ++d) {
-    char a[4 * 3], b[4 * 3], c[4 * 3];
-    for (int i = 0; i < 3; ++i) set(a, i, dtypes[d][0], i == 1 ? NAN : i == 2 ? INFINITY : 1);
-    set(b, 0, dtypes[d][0], 2);
+    char a[8 * 3], b[8 * 3], c[8 * 3]; /* for any type */
+    for (int i = 0; i < 3; ++i) set_element(a, i, dtypes[d][0], i == 1 ? NAN : i == 2 ? INFINITY : 1);
+    set_element(b, 0, dtypes[d][0], 2);
     sluice_gemm_problem_t p = {3, 1, 1, {a, 1, 1}, {b, 1, 1}, {c, 1, 1}};
     sluice_grouped_gemm_t list = {&p, 1, dtypes[d][0], dtypes[d][1], 0};
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
@@ -542,7 +506,7 @@ static void run_uneven(sluice_gemm_t* by, int32_t dtype, const float* x, float c
 static void any_number_of_threads(int32_t dtype) {
   static float x[500000], one[PROBLEMS][MOST], many[PROBLEMS][MOST];
   char why[256];
-  for (int i = 0; i < 500000; ++i) set(x, i, dtype, next_value());
+  for (int i = 0; i < 500000; ++i) set_element(x, i, dtype, next_value());
   pool_max = 1;
   pool_given = 0;
   sluice_gemm_t* pooled = NULL;
@@ -593,7 +557,7 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
   void (*set_threads)(int);
   *(void**)&set_threads = dlsym(openmp, "omp_set_num_threads");
   static float x[500000], one[PROBLEMS][MOST], many[PROBLEMS][MOST];
-  for (int i = 0; i < 500000; ++i) set(x, i, SLUICE_DTYPE_BF16, next_value());
+  for (int i = 0; i < 500000; ++i) set_element(x, i, SLUICE_DTYPE_BF16, next_value());
   sluice_gemm_t* pooled = NULL;
   assert_int_equal(sluice_gemm_native_create(&allocator, &pooled), SLUICE_OK);
   for (int threads = 1; threads <= 5; threads += 2) {

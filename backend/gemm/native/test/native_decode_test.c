@@ -2,22 +2,11 @@
 /* Decoding of packed weights by each set of kernels that this processor can run: every code with scales of every size
  * and every number of codes, against the definition in packed.h. No byte beyond the codes is read. */
 #include <math.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "backend/base/dtype.h"
 #include "backend/gemm/native/native_kernels.h"
-#include "third_party/bazel/test.h"
+#include "backend/gemm/test/operands.h"
 
 enum { MOST = SLUICE_NATIVE_COLS, SPARE = 16 };
-
-static float get(const void* data, int64_t at, int32_t dtype) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[at]);
-    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[at]);
-    default: return ((const float*)data)[at];
-  }
-}
 
 /* The `codes` end at the end of accessible memory. */
 static void check(const sluice_native_kernels_t* kernels, const sluice_packed_t* packed, const uint8_t* codes,
@@ -26,13 +15,12 @@ static void check(const sluice_native_kernels_t* kernels, const sluice_packed_t*
   sluice_packed_decode(packed, codes, count + count % 2, 0, 0, count, dtype, wanted);
   kernels->decode(packed, codes, count + count % 2, 0, 0, count, dtype, got);
   for (int64_t i = 0; i < count; ++i) {
-    const float x = get(wanted, i, dtype), y = get(got, i, dtype);
+    const double x = get_element(wanted, i, dtype), y = get_element(got, i, dtype);
     const uint64_t bytes = sluice_dtype_bytes(dtype);
     const int same = memcmp((char*)wanted + bytes * (uint64_t)i, (char*)got + bytes * (uint64_t)i, bytes) == 0;
     if (same || (isnan(x) && isnan(y))) continue;
     fail_msg("%s, %s as %s: code %d of %d is %.9g, expected %.9g", kernels->name,
-             sluice_packed_format(packed->format)->name, sluice_dtype_name(dtype), (int)i, (int)count, (double)y,
-             (double)x);
+             sluice_packed_format(packed->format)->name, sluice_dtype_name(dtype), (int)i, (int)count, y, x);
   }
 }
 
@@ -67,17 +55,15 @@ static void every_code(const sluice_native_kernels_t* kernels, char* end) {
 TEST(Decode_EveryCodeScaleTypeAndCount_IsThatOfTheDefinition) {
   sluice_native_set_t sets[SLUICE_NATIVE_SETS];
   const int count = sluice_native_sets(sets);
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  char* map = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  assert_true(map != MAP_FAILED);
-  assert_int_equal(mprotect(map + page, page, PROT_NONE), 0);
+  fenced_t codes = fenced(MOST);
+  char* end = (char*)codes.data + MOST;
   int tried = 0;
   for (int i = 0; i < count; ++i) {
     if (sets[i].kernels == NULL) continue;
-    every_code(sets[i].kernels, map + page);
-    if (sets[i].kernels->pairs != NULL) every_code(sets[i].kernels->pairs, map + page);
+    every_code(sets[i].kernels, end);
+    if (sets[i].kernels->pairs != NULL) every_code(sets[i].kernels->pairs, end);
     ++tried;
   }
-  munmap(map, 2 * page);
+  unfence(&codes);
   if (tried == 0) skip_because("this processor has no native");
 }

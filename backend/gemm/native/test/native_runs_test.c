@@ -39,21 +39,6 @@ static void assert_each_once(const int* taken) {
   }
 }
 
-TEST(Take_OneRun_WholeGemmsInOrder) {
-  static const int64_t order[] = {1, 2, 4, 5, -1};
-  const sluice_runs_t runs = runs_of(1, 1);
-  sluice_piece_t piece;
-  for (int i = 0; order[i] >= 0; ++i) {
-    assert_true(sluice_runs_take(&runs, 0, &piece));
-    assert_int_equal(piece.problem, order[i]);
-    assert_int_equal(piece.first, 0);
-    assert_int_equal(piece.last, panels_of[order[i]]);
-    assert_int_equal(piece.next_gemm, order[i + 1]);
-    assert_int_equal(piece.next_first, 0);
-  }
-  assert_false(sluice_runs_take(&runs, 0, &piece));
-}
-
 /* The panel to prefetch is the next panel of the run, unless another thread takes it first. */
 TEST(Take_OwnRun_SaysWhatComesNext) {
   const sluice_runs_t runs = runs_of(2, 1);
@@ -65,25 +50,6 @@ TEST(Take_OwnRun_SaysWhatComesNext) {
     assert_int_equal(piece.next_first, next.first);
   }
   assert_int_equal(piece.next_gemm, -1);
-}
-
-/* One thread takes the panels of all runs; a late thread finds nothing left. */
-TEST(Take_OneThreadOfThree_TakesWhatOthersLeave) {
-  for (int64_t fewest = 1; fewest <= 64; fewest *= 4) {
-    const sluice_runs_t runs = runs_of(3, fewest);
-    int taken[PANELS] = {0};
-    int pieces = 0;
-    for (sluice_piece_t piece; sluice_runs_take(&runs, 1, &piece); ++pieces) {
-      assert_true(is_within_its_gemm(&piece));
-      count(&piece, taken);
-    }
-    assert_each_once(taken);
-    /* Pieces also end at the end of each of the three runs and of each GEMM. */
-    assert_true(pieces <= PANELS / (int)fewest + 3 + PROBLEMS);
-    sluice_piece_t piece;
-    assert_false(sluice_runs_take(&runs, 0, &piece));
-    assert_false(sluice_runs_take(&runs, 2, &piece));
-  }
 }
 
 typedef struct taker_s {

@@ -86,13 +86,6 @@ TEST(Race_OneSlowStep_DropsNobody) {
   assert_true(race.is_settled && race.pick == 1 && seen[1] >= 3);
 }
 
-TEST(Race_SinglePlan_HasWon) {
-  sluice_plan_race_t race = begin(1);
-  assert_true(race.is_settled && sluice_plan_race_next(&race) == 0);
-  assert_int_equal(sluice_plan_race_observe(&race, 0, 0, 100, 1000), 0);
-  assert_int_equal(race.timed, 1);
-}
-
 /* Batches of other sizes do not compare plans; if no size repeats, the order of the model stands. */
 TEST(Race_OtherSizes_DoNotCount) {
   sluice_plan_race_t race = begin(3);

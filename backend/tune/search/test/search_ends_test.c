@@ -202,21 +202,6 @@ static host_t plain_host(void) {
                   .seed = 5};
 }
 
-/* Many forwards for each reported backward: no candidate is eliminated for lack of one, and the best is found. */
-TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
-  static sluice_search_t search;
-  host_t host = plain_host();
-  host.surface = (surface_t){.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
-  host.depth = MOST_OUTSTANDING;
-  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
-  int32_t trials[SLUICE_SEARCH_BUCKETS] = {0}, worst = 0, why = 0;
-  sluice_search_init(&search, &config);
-  for (host.step = 0; host.step < 200; ++host.step) run_steps(&host, &search, &host.decisions[0], trials, &worst);
-  int32_t pick = sluice_search_next(&search, host.base, &why);
-  assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED);
-  assert_true(whole(&host.surface, host.base, pick) <= 1.05 * exhaustive(&host.surface, host.base, &config));
-}
-
 /* Layers of one kind share a race, and each reports its choice two of its forwards later. All other layers run in
  * between, which must not end the race. */
 TEST(ManyLayers_ToldTwoForwardsLater_BestIsFound) {

@@ -150,25 +150,3 @@ TEST(Adaptive_NoMachineOpenWeightGradients_FindsBoth) {
   assert_true(regret[SURFACES / 2] <= 0.01 && regret[SURFACES * 9 / 10] <= 0.05 && regret[SURFACES - 1] <= 0.15);
   assert_true(per_chunk_best > 20 && found * 10 >= per_chunk_best * 9);
 }
-
-TEST(Adaptive_NoMachine_FindsTheBestAsProfileDoes) {
-  static double regret[SURFACES];
-  static sluice_search_t search;
-  for (int noisy = 0; noisy < 2; ++noisy) {
-    uint32_t seed = 7;
-    for (int i = 0; i < SURFACES; ++i) {
-      surface_t surface = random_surface(&seed);
-      int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
-      const sluice_search_config_t config = config_of(SLUICE_TUNER_ADAPTIVE);
-      sluice_search_init(&search, &config);
-      late_t late = {.pick = -1};
-      for (int step = 0; step < 200; ++step) run_late_step(&search, &surface, rows, &seed, noisy ? 0.05 : 0, &late);
-      int32_t pick = sluice_search_next(&search, rows, NULL);
-      regret[i] = whole(&surface, rows, pick) / exhaustive(&surface, rows, &config) - 1;
-    }
-    qsort(regret, SURFACES, sizeof *regret, compare);
-    printf("adaptive without a machine, noise %d %%: regret median %.2f %%, 90th %.2f %%, worst %.2f %%\n", 5 * noisy,
-           100 * regret[SURFACES / 2], 100 * regret[SURFACES * 9 / 10], 100 * regret[SURFACES - 1]);
-    assert_true(regret[SURFACES / 2] <= 0.001 && regret[SURFACES * 9 / 10] <= 0.02 && regret[SURFACES - 1] <= 0.06);
-  }
-}

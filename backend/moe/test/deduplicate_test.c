@@ -164,17 +164,6 @@ TEST(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame) {
   }
 }
 
-/* Slots of token copies and their sums hold tokens, however many routes a token has. */
-TEST(DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows) {
-  const budget_suite_t suite = suite_of();
-  case_t c = suite.base, without;
-  c.top_k = 12, c.model_width = 96, c.budget = 1;
-  without = c, without.deduplicate = 0;
-  uint64_t least = budget_smallest(&suite, c), rows = budget_smallest(&suite, without);
-  printf("smallest budget, W 2 K 12: %llu bytes, %llu without\n", (unsigned long long)least, (unsigned long long)rows);
-  assert_true(least < rows);
-}
-
 /* ---- invalid route indices from a rank ---- */
 
 /* Rank 0 of two, each with one expert; each of two tokens has a route to both. Rank 1 sends two rows. */

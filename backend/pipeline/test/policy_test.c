@@ -22,7 +22,7 @@ TEST(Table_EveryRow_IsComplete) {
 }
 
 /* The order of a stage, as text: a letter for each op (A, F, a: activation received, forward, sent; G, B, g: the same
- * for the gradient; W), the virtual stage if the stage has several, the micro-batch. */
+ * for the gradient; W), and the micro-batch. */
 static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
   static char text[1024];
   static const char letters[] = "AFaGBgW";
@@ -31,11 +31,8 @@ static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
   for (int32_t i = program->first_position[stage]; i < program->first_position[stage + 1] - 1; ++i) {
     const sluice_stage_op_t* op = &program->ops[program->order[i]];
     assert_int_equal(op->place, i - program->first_position[stage]);
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s%c", used > 0 ? " " : "", letters[op->kind]);
-    if (spec->num_virtual > 1) {
-      used += (size_t)snprintf(text + used, sizeof text - used, "%d.", op->virtual_stage / spec->num_stages);
-    }
-    used += (size_t)snprintf(text + used, sizeof text - used, "%d", op->micro_batch);
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%c%d", used > 0 ? " " : "", letters[op->kind],
+                             op->micro_batch);
     assert_true(used < sizeof text);
   }
   free_program(program);
@@ -58,25 +55,6 @@ TEST(Order_1F1B_HasOneLessInFlightOnEachStage) {
   /* A limit on the first stage also limits the later ones, which could not use more. */
   spec.in_flight[0] = 1;
   assert_string_equal(order_of(&spec, 1), "F0 B0 F1 B1 F2 B2 F3 B3");
-}
-
-TEST(Order_GPipe_RunsAllForwardsFirst) {
-  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_GPIPE, 0);
-  assert_string_equal(order_of(&spec, 1), "F0 F1 F2 B0 B1 B2");
-}
-
-TEST(Order_ZeroBubble_PutsWeightGradientsOffByTheStage) {
-  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_ZERO_BUBBLE, 0);
-  assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3");
-  assert_string_equal(order_of(&spec, 2), "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3");
-}
-
-TEST(Order_Looped_GoesInGroupsOfStages) {
-  sluice_pipeline_spec_t spec = pipeline_of(2, 2, 4, SLUICE_POLICY_LOOPED, 0);
-  assert_string_equal(order_of(&spec, 0),
-                      "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3");
-  assert_string_equal(order_of(&spec, 1),
-                      "F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 F0.2 B0.0 F0.3 B0.1 F1.2 B1.2 F1.3 B1.3 B0.2 B0.3");
 }
 
 /* Forwards without an ended weight gradient never exceed `most` in the order of any stage. */
@@ -194,29 +172,6 @@ TEST(Policies_WithBothReady_ChooseByTheirRule) {
   runs(&bench, SLUICE_STAGE_FORWARD, 2);
   arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 3);
   runs(&bench, SLUICE_STAGE_FORWARD, 3); /* the hint says backward 1, which has not arrived */
-  finish(&bench);
-}
-
-TEST(Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs) {
-  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_1F1B, 3);
-  bench_t bench = begin(&spec, 0);
-  runs(&bench, SLUICE_STAGE_FORWARD, 0);
-  runs(&bench, SLUICE_STAGE_FORWARD, 1);
-  assert_int_equal(sluice_runner_next(&bench.runner), -1);
-  arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 0);
-  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
-  runs(&bench, SLUICE_STAGE_FORWARD, 2);
-  finish(&bench);
-}
-
-TEST(Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone) {
-  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_DEEPSPEED, 0);
-  bench_t bench = begin(&spec, 1);
-  assert_int_equal(sluice_runner_next_post(&bench.runner), -1);
-  runs(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 0);
-  runs(&bench, SLUICE_STAGE_FORWARD, 0);
-  runs(&bench, SLUICE_STAGE_BACKWARD, 0);
-  runs(&bench, SLUICE_STAGE_SEND_GRADIENT, 0);
   finish(&bench);
 }
 

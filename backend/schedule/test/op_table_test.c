@@ -13,46 +13,23 @@ static const char* name_of(int32_t kind) {
 #define EXPECT(kind, condition, what) \
   if (!(condition)) fail_msg("op %d, %s, has no %s in backend/schedule/op_table.c", (kind), name_of(kind), (what))
 
-TEST(OpTable_EveryKind_HasANameOfItsOwn) {
+TEST(OpTable_EveryKind_IsComplete) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
+    const sluice_op_row_t* row = sluice_op_row(kind);
     EXPECT(kind, strcmp(name_of(kind), "(no name)") != 0, "name");
-    for (int32_t other = 0; other < kind; ++other)
-      EXPECT(kind, strcmp(name_of(kind), name_of(other)) != 0, "name of its own");
-  }
-}
-
-TEST(OpTable_EveryKind_HasALetter) {
-  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
-    const char* letter = sluice_op_row(kind)->letter;
-    EXPECT(kind, letter != NULL && letter[0] != '\0', "letter");
+    EXPECT(kind, row->letter != NULL && row->letter[0] != '\0', "letter");
     for (int32_t other = 0; other < kind; ++other) {
-      EXPECT(kind, strcmp(letter, sluice_op_row(other)->letter) != 0, "letter of its own");
+      EXPECT(kind, strcmp(name_of(kind), name_of(other)) != 0, "name of its own");
+      EXPECT(kind, strcmp(row->letter, sluice_op_row(other)->letter) != 0, "letter of its own");
     }
-  }
-}
-
-TEST(OpTable_EveryKind_HasALane) {
-  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, sluice_op_lane(kind) >= 0 && sluice_op_lane(kind) < SLUICE_NUM_LANES, "lane");
     /* All ranks issue the communication lane in the same order; an exchange on another lane would have no order with
      * the others. */
     if (sluice_op_is_exchange(kind)) assert_int_equal(sluice_op_lane(kind), SLUICE_LANE_COMM);
-  }
-}
-
-TEST(OpTable_EveryKind_HasAPrice) {
-  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
-    const sluice_op_row_t* row = sluice_op_row(kind);
     EXPECT(kind, row->price != SLUICE_PRICE_NONE, "price");
     const int pays_exchange = row->price >= SLUICE_PRICE_SEND && row->price <= SLUICE_PRICE_NODE_RETURN;
     EXPECT(kind, pays_exchange == row->is_exchange, "price of an exchange where it is one");
-  }
-}
-
-/* No op could wait for an op without writes, and the last use of a slot would be unknown. */
-TEST(OpTable_EveryKind_SaysWhatItWrites) {
-  for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
-    const sluice_op_row_t* row = sluice_op_row(kind);
+    /* No op could wait for an op without writes, and the last use of a slot would be unknown. */
     EXPECT(kind, row->is_copy ? row->num_reads + row->num_writes == 0 : row->num_writes > 0, "list of what it writes");
   }
 }

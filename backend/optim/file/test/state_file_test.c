@@ -254,31 +254,6 @@ TEST(ForkedChild_HoldsNoLock) {
 
 /* ---- steps ---- */
 
-TEST(Step_GivenUpOrTakenBack_IsWrittenAgain) {
-  sluice_state_file_t* file = create();
-  write_step(file, 0);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-  assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
-  write_step(file, 1);
-  sluice_state_file_give_up(file);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_E_STATE);
-  assert_true(has_step(file, 0));
-  write_step(file, 1);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-  assert_true(has_step(file, 1));
-  sluice_state_file_take_back(file);
-  assert_true(has_step(file, 0));
-  sluice_state_file_close(file);
-  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
-  assert_true(has_step(file, 0));
-  assert_int_equal(sluice_state_file_info(file).unfinished_step, 1);
-  write_step(file, 1);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-  assert_true(has_step(file, 1));
-  sluice_state_file_close(file);
-  (void)unlink(path);
-}
-
 TEST(Step_WrittenInPart_DoesNotEnd) {
   const float data[2] = {1.0F, 2.0F};
   sluice_state_file_t* file = create();

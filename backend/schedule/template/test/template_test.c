@@ -37,17 +37,6 @@ TEST(Template_OneRank_HasNoExchangeAndOneLane) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-TEST(Template_SlotsReused_AlternatesDispatchAndCombine) {
-  sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 4});
-  char order[64] = "";
-  for (int32_t i = 0; i < t->num_ops; ++i) {
-    if (t->ops[i].kind == SLUICE_OP_DISPATCH) strcat(order, "S");
-    if (t->ops[i].kind == SLUICE_OP_COMBINE) strcat(order, "R");
-  }
-  assert_string_equal(order, "SSRSRSRR");
-  sluice_template_destroy(t, sluice_process_allocator());
-}
-
 /* The return of a chunk is grouped with the dispatch two chunks later, even if dispatches could run further ahead. */
 TEST(Template_Grouped_ReturnsOneChunkWhileAnotherLeaves) {
   for (int32_t form = 0; form < 6; ++form) {

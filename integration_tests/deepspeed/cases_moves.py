@@ -6,20 +6,20 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from cases_pipe import Job, _bits
+from cases_pipe import Job, _bits, unclipped
 from deepspeed.utils import groups
+from ds_models import go_home, said
 from shuffles import PROMISES_BITS
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
-from sluice.errors import SluiceError
 from sluice.planning.layer_moves import LayerDecider
 from sluice.planning.stages_chosen import MoeChoice
 
-UNCLIPPED = {"gradient_clipping": 0.0}
 MOST_STEPS = 60  # at most, until the tuners have decided
 
 
@@ -30,58 +30,65 @@ def _drawn(job: Job, seed: int) -> list[int]:
     return [0, *sorted(drawn.sample(range(1, last), job.stages - 1)), count]
 
 
-def _forgetting(what: str) -> Any:
-    """Makes the host faulty, so that it does not install this state of an arrived layer."""
-    fill = moving_layers._kept_of
+def _forgetting(what: str) -> contextlib.AbstractContextManager[Any]:
+    """Makes the host faulty, so that it does not install this state of an arrived layer. "": all state."""
+    kept_of = moving_layers._kept_of
 
     def forgetful(function: Any, content: dict[str, Any]) -> Any:
-        found = fill(function, content)
+        found = kept_of(function, content)
         for _, state in found.values():
             for key, value in state.items():
                 if (what == "step") == (key == "step") and what and isinstance(value, torch.Tensor):
                     value.zero_()
         return found
 
-    return forgetful
+    return patch.object(moving_layers, "_kept_of", forgetful)
 
 
-def _trained(steps: int, every: int, forget: str = "", **job: Any) -> dict[str, Any]:
-    """Trains. every: batches between two moves; 0: no moves."""
-    made = Job(pipeline={}, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+def trained(
+    steps: int,
+    every: int,
+    draw: Callable[[Job, int], list[int]] = _drawn,
+    pipeline: dict[str, Any] | None = None,
+    live: bool = False,
+    **job: Any,
+) -> dict[str, Any]:
+    """Trains. every: batches between two moves; 0: no moves. draw: the partition of a move, by its step."""
+    made = unclipped(pipeline or {}, **job)
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
     torch.manual_seed(5)
-    kept_of, moving_layers._kept_of = moving_layers._kept_of, _forgetting(forget)
     held = made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module
-    try:
-        for step in range(steps):
-            if every and step % every == every - 1:
-                parts = _drawn(made, step)
-                moved += len(made.engine.sluice.move_layers(parts))
-                assert list(made.engine.module.parts) == parts
-            losses += made.train(range(step, step + 1))
-        away = made.evaluate(100)
-        made.engine.sluice.move_layers(home)
-    finally:
-        moving_layers._kept_of = kept_of
+    for step in range(steps):
+        parts = None
+        if every and step % every == every - 1:
+            parts = draw(made, step)
+            moves = made.engine.sluice.move_layers(parts, live=live)
+            moved += sum(made.engine.stage_id in (source, target) for _, source, target in moves)
+            assert (list(made.engine.module.parts) == parts) != live
+        losses += made.train(range(step, step + 1))
+        assert parts is None or list(made.engine.module.parts) == parts
+    away = made.evaluate(100)
+    made.engine.sluice.move_layers(home)
     same = held == (made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module)
     found = {"losses": losses, "away": away, "moved": moved, "same": same, **made.state()}
-    found["kind"] = type(made.engine.optimizer).__name__
+    found["live"] = made.engine.sluice.pipeline.stats()["live"]
     made.end()
     return found
 
 
 def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str, Any]]:
     """Returns [unmoved, moved]."""
-    return [_trained(steps, 0, **job), _trained(steps, every, forget, **job)]
+    still = trained(steps, 0, **job)
+    with _forgetting(forget):
+        return [still, trained(steps, every, **job)]
 
 
 def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[Any]:
     """Moves MoE layers, and their experts before and after that, by calls or by the option: [still, moved]."""
     found = []
     for moves in (False, True):
-        config = {**UNCLIPPED, **job.get("config", {})}
         section = {**PROMISES_BITS, "chunks": 2, "placement": placement}
-        made = Job(pipeline={}, section=section, **{**job, "config": config})
+        made = unclipped({}, section=section, **job)
         engine, losses, placed = made.engine, [], []
         by_hand = placement is None and job["kind"] != "experts alone"
         for step, parts in enumerate(([0, 2, 6], [0, 5, 6], [0, 1, 6], [0, 4, 6], [0, 3, 6])):
@@ -95,9 +102,8 @@ def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[An
                 )
             placed.append({each._sluice.finding.name: each._sluice.placement for each in engine.sluice.layers})
         names = [[state["layer"], state["computed_by"]] for state in engine.sluice.stats()["layers"]]
-        guarded = not by_hand or bool(_refusal(engine.optimizer.state_dict))
-        with engine.sluice.at_home(False):
-            pass
+        guarded = not by_hand or said(engine.optimizer.state_dict).startswith("InvalidState")
+        go_home(engine)
         state = {**made.state(), "layers": names, "experts": engine.num_experts, "guarded": guarded}
         found.append({"losses": losses, "away": made.evaluate(100), "placed": placed, **state})
         made.end()
@@ -114,13 +120,13 @@ def decided(seconds: list[float], groups_named: str | None = None, **job: Any) -
         with _renamed(groups_named if engine.module.stage_id == 1 else None):
             return without_groups(engine, wait_s)
 
-    LayerDecider.after_batch = lambda self, _, *rest: after_batch(self, seconds, *rest)  # type: ignore[method-assign]
-    moving_layers.without_groups = compared
-    try:
+    def of_seconds(self: Any, _: Any, *rest: Any) -> Any:
+        return after_batch(self, seconds, *rest)
+
+    with patch.object(LayerDecider, "after_batch", of_seconds), patch.object(moving_layers, "without_groups", compared):
         for plan in ({}, {"plan": "adaptive"}):
             section = {**PROMISES_BITS, "chunks": 2, **job.get("section", {})}
-            config = {**UNCLIPPED, **job.get("config", {})}
-            made = Job(pipeline={"in_flight": 2, **plan}, **{**job, "section": section, "config": config})
+            made = unclipped({"in_flight": 2, **plan}, **{**job, "section": section})
             losses = made.train(range(6))
             names = [state["layer"] for state in made.engine.sluice.stats()["layers"]]
             stats, parts = made.engine.sluice.pipeline.stats(), list(made.engine.module.parts)
@@ -130,24 +136,13 @@ def decided(seconds: list[float], groups_named: str | None = None, **job: Any) -
                 made.engine.sluice.move_layers([0, 3, 6])
             found.append({"losses": losses, "away": made.evaluate(100), **made.state(), **more})
             made.end()
-    finally:
-        LayerDecider.after_batch = after_batch  # type: ignore[method-assign]
-        moving_layers.without_groups = without_groups
     return found
-
-
-def _refusal(action: Any) -> str:
-    try:
-        action()
-    except SluiceError as error:
-        return error.message
-    return ""
 
 
 def carried(**job: Any) -> list[Any]:
     """Moves layer 2 with decisions and a plan. Returns [the tuner's answers before; after the move; its reasons after
     that; plans of MoE layers by name with layer 2 at home, away, and at home again]."""
-    made = Job(pipeline={}, section={"chunks": None, "tuner": {"mode": "profile"}}, **{**job, "config": UNCLIPPED})
+    made = unclipped({}, section={"chunks": None, "tuner": {"mode": "profile"}}, **job)
     engine, name = made.engine, "2.moe.deepspeed_moe"
     context = engine.sluice.layers[0]._sluice.contexts()[0]
     for step in range(MOST_STEPS):
@@ -180,7 +175,7 @@ def _plans(engine: Any) -> dict[str, Any]:
 
 def gradients(**job: Any) -> list[Any]:
     """Returns the gradients that move with a layer, on each rank [before a move, after it, at home]."""
-    made = Job(pipeline={}, **{**job, "config": UNCLIPPED})
+    made = unclipped({}, **job)
     made.train(range(2))
     module = made.engine.module
     home = stage_module.parts_of(module)
@@ -197,8 +192,7 @@ def gradients(**job: Any) -> list[Any]:
 def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
     """Saves a checkpoint after a move. Returns later losses and state of the run itself, and of stock with these parts
     that loads the checkpoint."""
-    job = {**job, "config": {**UNCLIPPED, **job.get("config", {})}}
-    made = Job(pipeline={}, **job)
+    made = unclipped({}, **job)
     made.train(range(3))
     made.engine.sluice.move_layers(parts)
     made.engine.save_checkpoint(os.path.join(folder, "moved"), tag="x")
@@ -206,7 +200,7 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
     state = made.state()
     made.end()
     dist.barrier()
-    stock = Job(pipeline=None, parts=parts, **job)
+    stock = unclipped(None, parts=parts, **job)
     assert list(stock.engine.module.parts) == list(parts)
     stock.engine.load_checkpoint(os.path.join(folder, "moved"), tag="x")
     found = [losses, stock.train(range(3, 6)), state, stock.state()]
@@ -217,17 +211,11 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 @contextlib.contextmanager
 def _renamed(name: str | None) -> Iterator[None]:
     """Gives the only expert groups of this rank another name; None: does nothing."""
-    tables = [groups._EXPERT_PARALLEL_GROUP, groups._EXPERT_DATA_PARALLEL_GROUP] if name else []
-    before = [dict(table) for table in tables]
-    for table, ((old, group),) in zip(tables, [list(each.items()) for each in before]):
-        del table[old]
-        table[name] = group
-    try:
+    with contextlib.ExitStack() as stack:
+        for table in [groups._EXPERT_PARALLEL_GROUP, groups._EXPERT_DATA_PARALLEL_GROUP] if name else []:
+            (group,) = table.values()
+            stack.enter_context(patch.dict(table, {name: group}, clear=True))
         yield
-    finally:
-        for table, groups_before in zip(tables, before):
-            table.clear()
-            table.update(groups_before)
 
 
 def refused(
@@ -235,21 +223,38 @@ def refused(
     own_parts: Sequence[int] | None = None,
     hook: bool = False,
     groups_named: str | None = None,
+    live: bool = False,
+    twice: bool = False,
+    buffers: str = "",
+    pipeline: dict[str, Any] | None = None,
     **job: Any,
 ) -> list[Any]:
-    """Returns [error, whether anything has changed, later losses]. own_parts: a different request on rank 1.
+    """Returns [errors, whether anything has changed, later losses]. own_parts: a different request on rank 1.
     groups_named: the name of stage 1's expert groups during the request. (DeepSpeed itself cannot make other groups on
-    one stage: it numbers them on each rank, and the numbers meet in one store.)"""
-    config = {**UNCLIPPED, **job.pop("config", {})}
-    made = Job(pipeline={}, config=config, **{"stages": dist.get_world_size(), **job})
+    one stage: it numbers them on each rank, and the numbers meet in one store.) live: a move during a batch, after one
+    batch. twice: after a move in flight. buffers: a layer has a buffer, which is "written", or "unknown" as there was
+    no batch."""
+    made = unclipped(pipeline or {}, **{"stages": dist.get_world_size(), **job})
     module = made.engine.module
-    before = _bits(dict(module.named_parameters())), list(module.parts)
+    if buffers and made.engine.stage_id == 0:
+        layer = stage_module.function_of(module, 2)
+        layer.register_buffer("count", torch.zeros(1))
+        if buffers == "written":
+            inner = layer.forward
+            layer.forward = lambda x: (layer.count.add_(1), inner(x))[1]
     if hook:
         list(module.children())[-1].register_forward_hook(lambda *_: None)
+    if live and buffers != "unknown":
+        made.train(range(1))
+    if twice:
+        made.engine.sluice.move_layers(parts, live=True)
+    before = _bits(dict(module.named_parameters())), list(module.parts)
     wanted = own_parts if own_parts and dist.get_rank() == 1 else parts
     with _renamed(groups_named if getattr(module, "stage_id", 0) == 1 else None):
-        said = _refusal(lambda: made.engine.sluice.move_layers(wanted))
+        errors = [said(lambda: made.engine.sluice.move_layers(wanted, live=live))]
+    if twice:
+        errors.append(said(lambda: made.engine.sluice.move_layers([0, 3, 6])))
     changed = before != (_bits(dict(module.named_parameters())), list(module.parts))
     losses = made.train(range(2))
     made.end()
-    return [said, changed, losses]
+    return [" | ".join(errors), changed, losses]

@@ -5,22 +5,22 @@ from __future__ import annotations
 
 import resource
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from cases_moves import UNCLIPPED
-from cases_pipe import Job
+from cases_pipe import Job, unclipped
+from ds_models import said
 from pipe_models import Switched
 from replaced_collectives import noted_collectives
 from sluice.adapters.deepspeed.pipeline import stage_module, stage_watch
 from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
 from sluice.adapters.torch import offloaded as model_offloaded
-from sluice.errors import SluiceError
 from sluice.planning import stages_chosen
 
 
 def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, Any]:
     """Trains one side. plan: the "pipeline" section; None: stock."""
-    made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+    made = unclipped(plan, **job)
     found: dict[str, Any] = {"parts": [int(bound) for bound in made.engine.module.parts]}
     torch.manual_seed(5)
     counts = _count_forwards(made.engine.module)
@@ -53,7 +53,7 @@ def _by_themselves(
 ) -> dict[str, Any]:
     """Trains one side. plan: the "pipeline" section; None: stock. off: by step, the layers that are
     switched off from that step on. At the end layers move home, for the comparison."""
-    made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+    made = unclipped(plan, **job)
     home = [int(bound) for bound in made.engine.module.parts]
     if hooked:
         for layer in made.engine.module.children():
@@ -83,7 +83,7 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
     """Watches batches in which nothing moves: collectives that watching called, number of batches with complete
     measurements, and the newest verdict."""
     stage_watch._FIRST_LINK = 1e-9  # no move pays
-    made = Job(pipeline={"plan": "adaptive"}, **{**job, "config": UNCLIPPED})
+    made = unclipped({"plan": "adaptive"}, **job)
     sent: list[str] = []
     before_batch = StageWatch.before_batch
 
@@ -91,12 +91,10 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
         with noted_collectives(sent):
             before_batch(*args)
 
-    StageWatch.before_batch = counted
-    try:
+    with patch.object(StageWatch, "before_batch", counted):
         made.train(range(steps))
-        notes = made.engine.sluice.pipeline.pipeline.notes()
-    finally:
-        StageWatch.before_batch, stage_watch._FIRST_LINK = before_batch, 1e8
+    notes = made.engine.sluice.pipeline.pipeline.notes()
+    stage_watch._FIRST_LINK = 1e8
     head, each = stage_watch._HEAD, stage_watch._OF_LAYER
     always = (stage_watch._FORWARD, stage_watch._BACKWARD, stage_watch._OUTPUT, stage_watch._SIZE, stage_watch._GROUPS)
     known = sum(all(value > 0 for at, value in enumerate(note[head:]) if at % each in always) for note in notes)
@@ -109,42 +107,32 @@ def refused(pipelines: Any, **job: Any) -> str:
     """Returns the error if rank r has pipelines[r]. "{rank}" in the path of a plan: each rank reads its own file, as
     if all had one path on machines of their own."""
     rank, read = torch.distributed.get_rank(), stages_chosen.read
-    stages_chosen.read = lambda path, *args: read(path.format(rank=rank), *args)
-    try:
-        made = Job(stages=len(pipelines), pipeline=pipelines[rank], **job)
-    except SluiceError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        stages_chosen.read = read
-    made.end()
-    return ""
+    made: list[Job] = []
+    with patch.object(stages_chosen, "read", lambda path, *args: read(path.format(rank=rank), *args)):
+        error = said(lambda: made.append(Job(stages=len(pipelines), pipeline=pipelines[rank], **job)))
+    for each in made:
+        each.end()
+    return error
 
 
 def offloaded(steps: int, pipeline: dict[str, Any], parts: Any, full: int | None = None, **job: Any) -> Any:
     """Returns [stock; through Sluice, with a plan that offloads layers; the bytes that this rank copied; the error of a
     batch for which the disk of rank `full` is full]."""
-    model_offloaded.LEAST_BYTES, before = 1, model_offloaded.LEAST_BYTES
-    try:
+    with patch.object(model_offloaded, "LEAST_BYTES", 1):
         stock = _trained(steps, None, parts=parts, **job)
-        made = Job(pipeline=pipeline, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+        made = unclipped(pipeline, **job)
         torch.manual_seed(5)
-        losses, said = made.train(range(1)), ""
+        losses, error = made.train(range(1)), ""
         if full is not None:
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)
             if full == torch.distributed.get_rank():
                 resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
-            try:
-                made.train(range(50, 51))
-            except SluiceError as error:
-                said = f"{type(error).__name__}: {error}"
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            error = said(lambda: made.train(range(50, 51)))
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         losses += made.train(range(1, steps))
         ours = {"losses": losses, "parts": [int(bound) for bound in made.engine.module.parts]}
         ours["evaluations"] = made.evaluate(100)
         ours.update(made.state())
         copies = made.engine.sluice.pipeline.stats().get("offload", {})
         made.end()
-        return [stock, ours, copies, said]
-    finally:
-        model_offloaded.LEAST_BYTES = before
+        return [stock, ours, copies, error]

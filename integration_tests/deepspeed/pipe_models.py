@@ -23,10 +23,11 @@ SLOW_S = 0.03
 class Block(nn.Module):
     """A residual layer with optional dropout."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, is_frozen: bool = False) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.dropout = nn.Dropout(dropout)
+        self.requires_grad_(not is_frozen)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.dropout(self.down(torch.tanh(self.up(x))))
@@ -35,25 +36,26 @@ class Block(nn.Module):
 _waits = random.Random(os.getpid())  # different on each rank, and separate from torch's random state
 
 
-class _Wait(torch.autograd.Function):
-    """The identity with a random delay in forward and backward."""
+class _Sleep(torch.autograd.Function):
+    """The identity, which sleeps for given seconds in forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(_waits.random() * MOST_WAIT_S)
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        time.sleep(forward_s)
+        ctx.backward_s = backward_s
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        time.sleep(_waits.random() * MOST_WAIT_S)
-        return grad
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        time.sleep(ctx.backward_s)
+        return grad, None, None
 
 
 class Delayed(Block):
     """A block with random delays, so that messages arrive in any order."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Wait.apply(super().forward(x))
+        return _Sleep.apply(super().forward(x), *(_waits.random() * MOST_WAIT_S for _ in range(2)))
 
 
 class Slow(Block):
@@ -77,38 +79,11 @@ class Switched(Slow):
         return x if self.number in self.off else super().forward(x)
 
 
-class _Long(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        time.sleep(3 * SLOW_S)
-        return grad
-
-
 class SlowBackward(Block):
     """A block with a slow backward only."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Long.apply(super().forward(x))
-
-
-class Frozen(Block):
-    """A frozen block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requires_grad_(False)
-
-
-class FrozenSlow(Slow):
-    """A slow and frozen block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requires_grad_(False)
+        return _Sleep.apply(super().forward(x), 0.0, 3 * SLOW_S)
 
 
 class Experts(nn.Module):
@@ -199,10 +174,10 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind == "slow backwards first":
         return [*(LayerSpec(SlowBackward) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
     if kind == "slow frozen ones first":
-        return [LayerSpec(each) for each in (FrozenSlow, FrozenSlow, Slow, Slow, Block, Block)]
+        return [LayerSpec(each, is_frozen=at < 2) for at, each in enumerate((Slow, Slow, Slow, Slow, Block, Block))]
     if kind.startswith("frozen "):  # "frozen 0 1 2"
         frozen = {int(number) for number in kind.split()[1:]}
-        return [LayerSpec(Frozen if number in frozen else Block) for number in range(6)]
+        return [LayerSpec(Block, is_frozen=number in frozen) for number in range(6)]
     if kind.startswith("experts"):  # on both stages, even after all layers but the ends moved
         first, second = {
             "experts": ({}, {}),

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import deepspeed
 import ds_models
@@ -49,13 +48,9 @@ def refused(what: str, section: dict[str, Any]) -> str:
         net = DualPipeVModule(layers, num_stages=dist.get_world_size(), loss_fn=models.loss, partition_method="uniform")
     else:
         net = PipelineModule(layers, num_stages=dist.get_world_size(), loss_fn=models.loss)
-    stock = deepspeed.PipelineEngine
-    if what == "own engine":
-        deepspeed.PipelineEngine = _OwnEngine
-    try:
+    kind = _OwnEngine if what == "own engine" else PipelineEngine
+    with patch.object(deepspeed, "PipelineEngine", kind):
         engine = _initialize(net, section)
-    finally:
-        deepspeed.PipelineEngine = stock
     assert engine.sluice.pipeline is None
     assert "_exec_schedule" not in vars(engine)
     return "stays"
@@ -71,8 +66,9 @@ def differ(section: list[dict[str, Any]]) -> str:
 def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
     """Returns [error, losses, bytes sent] of a pipeline with frozen layers. later: layers freeze after the start.
     is_filtered: the optimizer gets only trainable parameters."""
-    made: list[Any] = ["", [], 0]
-    try:
+    made: list[Any] = [[], 0]
+
+    def train() -> None:
         net = models.module("plain" if later else kind, dist.get_world_size())
         given = [parameter for parameter in net.parameters() if parameter.requires_grad or not is_filtered]
         values = ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES)
@@ -82,11 +78,10 @@ def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: 
             for name, layer in net.named_children():
                 layer.requires_grad_(name not in kind.split())
         dtype = torch.bfloat16 if "bf16" in config else torch.float32
-        made[1] = [float(engine.train_batch(models.batches(kind, 2, MICRO_BATCHES, step, dtype))) for step in range(3)]
-        made[2] = engine.sluice.pipeline.stats()["bytes_sent"]
-    except Exception as error:
-        made[0] = f"{type(error).__name__}: {error}"
-    return made
+        made[0] = [float(engine.train_batch(models.batches(kind, 2, MICRO_BATCHES, step, dtype))) for step in range(3)]
+        made[1] = engine.sluice.pipeline.stats()["bytes_sent"]
+
+    return [ds_models.said(train), *made]
 
 
 def one_stage() -> list[float]:
@@ -117,15 +112,6 @@ class Failing(models.Block):
     def _fail(self, where: str, number: int) -> None:
         if Failing.at == (where, number):
             raise RuntimeError(f"the layer is out of order in {where}")
-
-
-@contextlib.contextmanager
-def _failing(at: tuple[str, int] | None) -> Iterator[None]:
-    Failing.at, Failing.seen = at, 0
-    try:
-        yield
-    finally:
-        Failing.at = None
 
 
 def _net(stage: int, stages: int) -> PipelineModule:
@@ -162,12 +148,8 @@ def failing(
                 data = made.data(9)
                 if where == "load" and made.engine.stage_id == stage:
                     data = _short(data, 2)
-                with _failing((where, 2)):
-                    try:
-                        made.engine.train_batch(data)
-                        found["errors"].append(["none", ""])
-                    except Exception as error:
-                        found["errors"].append([type(error).__name__, str(error)])
+                with patch.multiple(Failing, at=(where, 2), seen=0):
+                    found["errors"].append(ds_models.said(lambda: made.engine.train_batch(data)))  # noqa: B023
             found["stats"] = made.engine.sluice.pipeline.stats()
         losses += made.train(range(2, 5))
         losses.append(float(made.engine.eval_batch(made.data(8))))
@@ -176,18 +158,14 @@ def failing(
     return {**found, "stock": sides[0], "ours": sides[1]}
 
 
-def killed(stage: int) -> list[str]:
+def killed(stage: int) -> str:
     """Kills one stage in its forward. Returns the errors of the other stages."""
     stages = dist.get_world_size()
     made = Job("plain", stages, {}, net=models.module("plain", stages))
     made.train(range(1))
     if made.engine.stage_id == stage:
         made.engine.module.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    try:
-        made.train(range(1, 2))
-        return ["none", ""]
-    except Exception as error:
-        return [type(error).__name__, str(error)]
+    return ds_models.said(lambda: made.train(range(1, 2)))
 
 
 def unequal() -> list[str]:
@@ -196,11 +174,7 @@ def unequal() -> list[str]:
     made = Job("plain", stages, {})
     made.train(range(1))
     count = MICRO_BATCHES + (dist.get_rank() == 0)
-    try:
-        made.engine.eval_batch(made.data(1, count), num_micro_batches=count)
-        told = ["none", ""]
-    except Exception as error:
-        told = [type(error).__name__, str(error)]
+    told = ds_models.said(lambda: made.engine.eval_batch(made.data(1, count), num_micro_batches=count))
     rank_group.say("told")
     rank_group.hear("told", range(stages))
-    return [*told, str(made.train(range(1, 2))[0] > 0)]
+    return [told, str(made.train(range(1, 2))[0] > 0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import deepspeed
 import ds_models as models
@@ -14,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import PipelineModule
-from sluice.errors import InvalidArgument, SluiceError
+from sluice.errors import InvalidArgument
 from sluice.planning.layer_moves import LayerDecider
 from torch import nn
 
@@ -204,14 +205,11 @@ def moving(
 ) -> list[Any]:
     """Returns [without moves, with moves, errors]. moves: partitions by step, applied before the step. refused:
     partitions tried before each step. seconds: times of layers that an adaptive pipeline uses instead of its own."""
-    said: list[str] = []
+    errors: list[str] = []
 
     def before(host: Any, step: int) -> None:
         for parts in refused:
-            try:
-                host.sluice.move_layers(parts, live=live)
-            except SluiceError as error:
-                said.append(error.message)
+            errors.append(models.said(lambda: host.sluice.move_layers(parts, live=live)))  # noqa: B023
         if str(step) in moves:
             host.sluice.move_layers(moves[str(step)], live=live)
 
@@ -223,11 +221,8 @@ def moving(
     def given(self: Any, measured: Any, *rest: Any) -> Any:
         return original(self, seconds or measured, *rest)
 
-    LayerDecider.after_batch = given  # type: ignore[method-assign]
-    try:
-        return [still, _train(blocks, stages, 4, 6, section, UNCLIPPED, before), said]
-    finally:
-        LayerDecider.after_batch = original  # type: ignore[method-assign]
+    with patch.object(LayerDecider, "after_batch", given):
+        return [still, _train(blocks, stages, 4, 6, section, UNCLIPPED, before), errors]
 
 
 def once(blocks: list[dict[str, Any] | None], stages: int, steps: int, with_sluice: bool) -> dict[str, Any]:

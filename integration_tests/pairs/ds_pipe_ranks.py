@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pair_compare import BITS, Run, Tolerance
 
 STEPS, SAVED_AFTER, STAGES = 6, 3, 2
-# Tolerances of experts are from test_ds_pipe_parity.py, of Adam from test_ds_optimizer.py. NORM: after layers have
+# Tolerances of experts are from test_ds_pipe_experts.py, of Adam from test_ds_optimizer.py. NORM: after layers have
 # moved, the norm sums squares in another order (docs/deepspeed-pipeline.md, Layers that move between stages).
 NORM = 1e-6
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)

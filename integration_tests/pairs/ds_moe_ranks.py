@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ import ds_pairs
 import pair_compare
 import torch
 import torch.distributed as dist
-from deepspeed.runtime import engine as ds_engine
-from deepspeed.runtime import utils
+from cases_placement import noted_norms, shuffle
 from pair_compare import Run, Tolerance
-from shuffles import shuffled
 from sluice.adapters.deepspeed.moe import moving
 
 STEPS, SAVED_AFTER = 6, 3
@@ -103,29 +100,6 @@ def _batch(row: dict[str, str], step: int) -> Any:
     return (x.abs() + 0.1 if row["rows"] == "idle" else x), target
 
 
-def _shuffle(host: Any, seed: int) -> None:
-    for number, layer in enumerate(host.sluice.layers):
-        host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
-        assert moving.has_moved(layer)
-
-
-@contextlib.contextmanager
-def _norms_noted(run: Run) -> Iterator[None]:
-    """Records the norms from the function that clips in f32 without ZeRO, because the host does not report them."""
-    clip = ds_engine.clip_grad_norm_
-
-    def noted(**arguments: Any) -> Any:
-        norm = clip(**arguments)
-        run.norms.append(float(norm))
-        return norm
-
-    ds_engine.clip_grad_norm_ = utils.clip_grad_norm_ = noted
-    try:
-        yield
-    finally:
-        ds_engine.clip_grad_norm_ = utils.clip_grad_norm_ = clip
-
-
 def _own_norm(host: Any) -> float | None:
     """Returns the norm of the gradients that are stored in their parameters: without ZeRO, in f32."""
     squares = [p.grad.double().square().sum().item() for p in host.module.parameters() if p.grad is not None]
@@ -156,8 +130,9 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
     try:
         for step in range(STEPS):
             if section is not None and row["moves"] == "byhand" and step in (2, 4):
-                _shuffle(host, step)
-            with _norms_noted(run):
+                shuffle(host, step)
+                assert all(map(moving.has_moved, host.sluice.layers))
+            with noted_norms(run.norms):  # in f32 without ZeRO the host does not report them
                 _step(row, host, step, run)
             if step == SAVED_AFTER - 1 and row["saving"] == "saved":
                 host = ds_pairs.saved_and_loaded(row, host, functools.partial(_engine, row, section, 1), folder, run)
@@ -167,8 +142,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
                 assert sum(
                     migration.num_moves for watch in host.sluice.decider.watches for migration in watch.migrations
                 )
-            with host.sluice.at_home(False):
-                pass
+            models.go_home(host)
         run.parameters = {name: p.detach().clone() for name, p in host.module.named_parameters()}
         host.eval()
         with torch.no_grad():

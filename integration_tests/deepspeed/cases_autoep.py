@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import copy
-import functools
-import os
 import pickle
-import signal
-import time
 import types
 from typing import Any
 
@@ -16,9 +12,10 @@ import autoep_models as models
 import sluice
 import torch
 import torch.distributed as dist
-from cases_engines import contents_of
+from cases_traps import cross_loaded
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
+from ds_models import said
 from sluice.adapters.deepspeed import swap
 from sluice.config import Options
 
@@ -54,29 +51,8 @@ def parity_with_frozen(which: str) -> list[Any]:
     return parity("stacked", prepare=prepare)
 
 
-def _reorder_sums(seed: int, model: Any) -> None:
-    """Permutes the hidden units of the experts. The training is the same, but GEMMs sum in another order."""
-    generator = torch.Generator().manual_seed(seed)
-    for layer in model.layers:
-        experts = layer.moe.experts
-        order = torch.randperm(experts.fc_gate.shape[1], generator=generator)
-        with torch.no_grad():
-            experts.fc_gate.copy_(experts.fc_gate[:, order].clone())
-            experts.fc_up.copy_(experts.fc_up[:, order].clone())
-            experts.fc_down.copy_(experts.fc_down[:, :, order].clone())
-
-
-def long_run(steps: int) -> dict[str, Any]:
-    """Returns losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
-    stock = [models.train("stacked", steps, None)["losses"]]
-    for seed in range(1, 6):
-        stock.append(models.train("stacked", steps, None, prepare=functools.partial(_reorder_sums, seed))["losses"])
-    return {"stock": stock, "sluice": models.train("stacked", steps, models.SLUICE)["losses"]}
-
-
-def _engine(kind: str = "stacked", sluice_section: dict[str, Any] | None = None, **section: Any) -> Any:
-    options = {**models.SLUICE, **(sluice_section or {})}
-    return models.engine(models.build(kind), models.expert_parallel(kind, **section), options)
+def _engine(**section: Any) -> Any:
+    return models.engine(models.build("stacked"), models.expert_parallel("stacked", **section), models.SLUICE)
 
 
 def _layer(host: Any) -> Any:
@@ -121,11 +97,7 @@ def one_rank_refuses() -> str:
     host = _engine()
     layer = _layer(host)
     width = 32 + (4 if dist.get_rank() == 1 else 0)
-    try:
-        layer(torch.randn(2, 4, width))
-        raise AssertionError("no error")
-    except (RuntimeError, ValueError) as error:
-        text = f"{type(error).__name__}: {error}"
+    text = said(lambda: layer(torch.randn(2, 4, width)))
     layer(torch.randn(2, 4, 32))
     host.sluice.unswap()
     return text
@@ -138,54 +110,12 @@ def container_hooked_after_the_swap() -> str:
     x = torch.randn(2, 4, 32)
     layer(x)
     hook = layer.experts.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
-    try:
-        layer(x)
-        raise AssertionError("no error")
-    except RuntimeError as error:
-        text = f"{type(error).__name__}: {error}"
+    text = said(lambda: layer(x))
     if hook is not None:
         hook.remove()
     layer(x)
     host.sluice.unswap()
     return text
-
-
-def unequal_options() -> None:
-    """The ranks ask for different numbers of chunks."""
-    _engine(sluice_section={"chunks": 2 + dist.get_rank()})
-
-
-def one_rank_skips() -> None:
-    """Rank 1 omits the second forward."""
-    host = _engine(sluice_section={"timeout": 10})
-    with torch.no_grad():
-        _layer(host)(torch.randn(2, 4, 32))
-        if dist.get_rank() == 0:
-            _layer(host)(torch.randn(2, 4, 32))
-
-
-def one_rank_dies(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the middle of a step. Returns the error in the loop of rank 0, and the delay of the error."""
-    host = _engine()
-    host.backward(_loss(host))
-
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if dist.get_rank() == 1:
-        layer = models.moe_layers(host.module)[1 if where == "forward" else 0][1]
-        if where == "forward":
-            layer.register_forward_pre_hook(die)
-        else:  # in the first layer's backward, after the second layer's
-            layer.register_full_backward_pre_hook(die)
-    began = time.monotonic()
-    try:
-        host.backward(_loss(host, 1))
-        return {"error": "none"}
-    except Exception as error:
-        seconds = time.monotonic() - began
-        host.sluice.unswap()
-        return {"error": f"{type(error).__name__}: {error}", "peer": getattr(error, "peer", None), "s": seconds}
 
 
 def numbers() -> list[Any]:
@@ -208,53 +138,17 @@ def numbers() -> list[Any]:
     return [one["computed_by"] for one in stats]
 
 
-def comms_records() -> dict[str, int]:
-    """Records in the host's logger for forward and backward."""
-    import deepspeed.comm as comm
-
-    host = _engine()
-    comm.configure(enabled=True, prof_all=True, verbose=False)
-    try:
-        host.backward(_loss(host))
-        logger = comm.comm.comms_logger
-        records = {name: sum(entry[0] for entry in sizes.values()) for name, sizes in logger.comms_dict.items()}
-    finally:
-        comm.configure(enabled=False)
-        comm.comm.comms_logger.comms_dict.clear()
-    host.sluice.unswap()
-    return records
-
-
 def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
-    """Makes stock load a checkpoint of Sluice, or the reverse. Returns later losses, and the contents of the files."""
+    """Runs `cross_loaded`."""
     sections = {"stock": None, "sluice": models.SLUICE}
-    other = {"stock": "sluice", "sluice": "stock"}[writer]
-    hosts = {
-        name: models.engine(
-            models.build("deepseek_v3", 3 if name == writer else 4),
-            models.expert_parallel("deepseek_v3"),
-            sections[name],
-            **config,
-        )
-        for name in (writer, other)
-    }
 
-    def train(host: Any, first: int) -> list[float]:
-        losses = []
-        for step in range(first, first + 3):
-            loss = _loss(host, step)
-            host.backward(loss)
-            host.step()
-            losses.append(float(loss.detach()))
-        return losses
+    def make(name: str) -> Any:
+        model = models.build("deepseek_v3", 3 if name == writer else 4)
+        return models.engine(model, models.expert_parallel("deepseek_v3"), sections[name], **config)
 
-    train(hosts[writer], 0)
-    hosts[writer].save_checkpoint(folder, tag="x")
-    dist.barrier()
-    path, _ = hosts[other].load_checkpoint(folder, tag="x")
-    assert path is not None
-    losses = {name: train(host, 3) for name, host in hosts.items()}
-    contents = contents_of(os.path.join(folder, "x"))
-    hosts["sluice"].sluice.unswap()
-    dist.barrier()
-    return losses, contents
+    def step(host: Any, number: int) -> torch.Tensor:
+        loss = _loss(host, number)
+        host.backward(loss)
+        return loss.detach()
+
+    return cross_loaded(make, step, folder, writer)

@@ -7,14 +7,12 @@ import contextlib
 import copy
 import os
 import signal
-import threading
 import time
-import unittest.mock
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import ds_models as models
-import rank_group
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -159,56 +157,6 @@ def _beside_a_plain_loop(host: Any, lengths: list[int], hot: bool) -> dict[str, 
     }
 
 
-def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str, Any]:
-    """Runs transformers' Trainer with DeepSpeed, and with "auto" values that the Trainer fills in."""
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "zero_optimization": {"stage": 1},
-        "steps_per_print": 10**9,
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
-    }
-    if sluice is not None:
-        config["sluice"] = sluice
-
-    model = build([{"k": 2}, {"drop_tokens": False}])
-    run, losses = models.trained_by_trainer(model, config, folder, steps)
-    kinds = [type(moe.deepspeed_moe).__name__ for moe in model.moes]
-    if sluice is not None:
-        run.deepspeed.sluice.unswap()
-    return {"losses": losses, "kinds": kinds}
-
-
-def one_rank_dies_in_training(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the middle of a step. Returns the error in the loop of rank 0, and the delay of the error."""
-    host = engine(build([{"k": 2}, {"k": 2, "expert": "tuple"}]), ds_config(), {**SLUICE, "timeout": 120})
-    _steps(host, 0, 2)
-
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if dist.get_rank() == 1:
-        if where == "forward":
-            host.module.moes[1].register_forward_pre_hook(die)
-        else:  # in the first layer's backward, after the second layer's
-            host.module.moes[0].deepspeed_moe.register_full_backward_pre_hook(die)
-    began = time.monotonic()
-    try:
-        _steps(host, 2, 1)
-        return {"error": "none"}
-    except Exception as error:
-        seconds = time.monotonic() - began
-        began = time.monotonic()
-        host.sluice.unswap()
-        return {
-            "error": f"{type(error).__name__}: {error}",
-            "peer": getattr(error, "peer", None),
-            "s": seconds,
-            "unswap_s": time.monotonic() - began,
-        }
-
-
 def one_expert_stops(where: str, how: str) -> dict[str, Any]:
     """Rank 1 stops or kills itself inside an expert that Sluice calls, while rows are in flight. Returns the errors of
     the other ranks.
@@ -259,38 +207,6 @@ def one_expert_stops(where: str, how: str) -> dict[str, Any]:
     return found
 
 
-def interrupted_in_training() -> dict[str, Any]:
-    """Rank 0 waits for rank 1 in the middle of a step and gets Ctrl-C. Returns the delay until the loop ends."""
-    host = engine(build([{"k": 2}]), ds_config(), {**SLUICE, "timeout": 120})
-    _steps(host, 0, 1)
-    if dist.get_rank() == 1:
-        rank_group.hear("interrupted", [0])
-        return {}
-    pressed: list[float] = []
-
-    def press() -> None:
-        time.sleep(1)  # usually enough for the loop to be waiting
-        pressed.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=press)
-    thread.start()
-    seen = "nothing"
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            _steps(host, 1, 1)
-        except BaseException as error:
-            seen = type(error).__name__
-            raise
-    seconds = time.monotonic() - pressed[0]
-    rank_group.say("interrupted")
-    thread.join()
-    began = time.monotonic()
-    host.sluice.unswap()
-    return {"seen": seen, "s": seconds, "unswap_s": time.monotonic() - began}
-
-
 class WithoutAux(models.Model):
     """A model without the gates' auxiliary loss: gates get gradients only through route weights."""
 
@@ -318,60 +234,25 @@ def refused_in_the_second_group() -> str:
     """With two expert-parallel groups of two, global rank 3, the second rank of its group, has a wrong width."""
     host = engine(build([{"ep_size": 2}]), ds_config(), SLUICE)
     layer = host.module.moes[0].deepspeed_moe
-    text = ""
-    try:
-        layer(torch.randn(8, models.WIDTH + (4 if dist.get_rank() == 3 else 0)), None)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+    width = models.WIDTH + (4 if dist.get_rank() == 3 else 0)
+    text = models.said(lambda: layer(torch.randn(8, width), None))
     host.sluice.unswap()
     return text
 
 
-def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
-    """Runs `depth` forwards and then their backwards, as a pipeline schedule; compared with one at a time."""
-    grads = []
-    peak = 0
-    for at_once in (1, depth):
-        section = {**SLUICE, "chunks": None, **sluice}
-        with _unswapped_in_the_end(engine(build([{"k": 2}, {"drop_tokens": False}]), ds_config(), section)) as host:
-            waiting = []
-            for step in range(depth):
-                torch.manual_seed(step)
-                waiting.append(host.module(*models.batch(step)))
-                if len(waiting) == at_once:
-                    for loss in waiting:
-                        loss.backward()
-                    waiting = []
-            grads.append({name: parameter.grad.clone() for name, parameter in host.module.named_parameters()})
-            peak = max(state["peak_bytes"] for state in host.sluice.stats()["contexts"])
-    gap = max(float((grads[0][name] - grads[1][name]).abs().max()) for name in grads[0])
-    return {"gap": gap, "peak": peak}
-
-
-@contextlib.contextmanager
-def _own_cache(folder: str) -> Iterator[str]:
-    """Gives each rank its own cache folder, as on separate machines. Yields the path of its file of kept decisions."""
-    own = os.path.join(folder, f"cache{dist.get_rank()}")
-    os.makedirs(own, exist_ok=True)
-    with unittest.mock.patch.dict(os.environ, {"SLUICE_CACHE_DIR": own, "SLUICE_LOG": "decision"}):
-        yield os.path.join(own, "kept_decisions.json")
-
-
-def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str] | None = None) -> dict[str, Any]:
+def decides_and_leaves(folder: str, tuner: dict[str, Any]) -> dict[str, Any]:
     """Trains until n is decided, and unswaps. SLUICE_LOG=decision makes the first rank print each decision on stderr.
+    Each rank has its own cache folder, as on separate machines.
 
-    files: the initial content of a rank's file of kept decisions, by rank
     {"why": of all decisions, "race_passes", "chunks": of the last decision, "exported": number of answers}
     """
     import sluice as package
 
-    with _own_cache(folder) as path:
-        text = (files or {}).get(str(dist.get_rank()))
-        if text is not None:
-            with open(path, "w") as out:
-                out.write(text)
-        section = {**SLUICE, "chunks": None, "tuner": tuner}
-        layers = [{"ep_size": 2, "k": 2, "expert": "gated"}]
+    own = {"SLUICE_CACHE_DIR": os.path.join(folder, f"cache{dist.get_rank()}"), "SLUICE_LOG": "decision"}
+    os.makedirs(own["SLUICE_CACHE_DIR"], exist_ok=True)
+    section = {**SLUICE, "chunks": None, "tuner": tuner}
+    layers = [{"ep_size": 2, "k": 2, "expert": "gated"}]
+    with patch.dict(os.environ, own):
         with _unswapped_in_the_end(engine(build(layers), ds_config(), section)) as host:
             for step in range(100):  # until the decision, which all ranks make at the same step
                 _steps(host, step, 1)

@@ -7,6 +7,7 @@ import base64
 import json
 import os
 from typing import Any
+from unittest.mock import patch
 
 import deepspeed
 import ds_models as models
@@ -24,19 +25,13 @@ def start(
     environment: str | None = None,
     layers: list[dict[str, Any]] | None = None,
     extra: dict[str, Any] | None = None,
-    only_rank: int | None = None,
     per_rank: list[Any] | None = None,
 ) -> list[str]:
     """Calls deepspeed.initialize with this section and trains; returns the classes of the layers."""
-    rank = dist.get_rank()
     if per_rank is not None:
-        section = per_rank[rank]
-    if environment is not None and only_rank in (None, rank):
-        os.environ["SLUICE"] = environment
-    try:
+        section = per_rank[dist.get_rank()]
+    with patch.dict(os.environ, {} if environment is None else {"SLUICE": environment}):
         host = engine(build(layers if layers is not None else [{}]), ds_config(**(extra or {})), section)
-    finally:
-        os.environ.pop("SLUICE", None)
     kinds = [type(moe.deepspeed_moe).__name__ for moe in host.module.moes]
     for step in range(2):
         loss = host(*models.batch(step))
@@ -101,35 +96,26 @@ def refused(what: str, policy: str) -> Any:
     from sluice.adapters.deepspeed import swap
     from sluice.config import Options
 
-    layers: list[dict[str, Any]] = [{}, {}]
-    if what in ("batchnorm", "dropout"):
-        layers[0]["expert"] = what
+    layers: list[dict[str, Any]] = [{"expert": what} if what in ("batchnorm", "dropout") else {}, {}]
     model = build(layers)
     host = engine(model, ds_config())
     layer = model.moes[0].deepspeed_moe
+    gate_of_others = {"forward": lambda self, tokens, mode: None}
     size_of_experts = groups._get_expert_model_parallel_world_size
-    if what == "subclass":
-        layer.__class__ = OwnLayer
-    elif what == "gate":
-        layer.gate.__class__ = type("OtherGate", (type(layer.gate),), {"forward": lambda self, tokens, mode: None})
-    elif what == "container":
-        layer.experts.register_forward_hook(lambda *_: None)
-    elif what == "own container":
-        layer.experts.__class__ = type("OwnExperts", (Experts,), {})
-    elif what == "tensor parallel":
-        groups.mpu = TwoRanksOfTensors()
-    elif what == "tensor-parallel experts":
-        groups._get_expert_model_parallel_world_size = lambda: 2
-    elif what == "partitioned":
-        layer.gate.wg.weight.ds_id = 7  # the mark of deepspeed.zero.Init
-    elif what == "one rank only" and dist.get_rank() == 1:
-        layer.experts.register_forward_hook(lambda *_: None)
-    elif (
-        what == "experts do not divide"
-    ):  # the host's constructor asserts this, but a layer assembled by hand can have it
-        layer.gate.wg = nn.Linear(WIDTH, 5, bias=False)
-    elif what == "float64":
-        layer.experts.double()
+    changes = {
+        "subclass": lambda: setattr(layer, "__class__", OwnLayer),
+        "gate": lambda: setattr(layer.gate, "__class__", type("OtherGate", (type(layer.gate),), gate_of_others)),
+        "container": lambda: layer.experts.register_forward_hook(lambda *_: None),
+        "own container": lambda: setattr(layer.experts, "__class__", type("OwnExperts", (Experts,), {})),
+        "tensor parallel": lambda: setattr(groups, "mpu", TwoRanksOfTensors()),
+        "tensor-parallel experts": lambda: setattr(groups, "_get_expert_model_parallel_world_size", lambda: 2),
+        "partitioned": lambda: setattr(layer.gate.wg.weight, "ds_id", 7),  # the mark of deepspeed.zero.Init
+        "one rank only": lambda: dist.get_rank() == 1 and layer.experts.register_forward_hook(lambda *_: None),
+        # The host's constructor asserts this, but a layer assembled by hand can have it.
+        "experts do not divide": lambda: setattr(layer.gate, "wg", nn.Linear(WIDTH, 5, bias=False)),
+        "float64": layer.experts.double,
+    }
+    changes.get(what, lambda: None)()
     try:
         handle = swap(model, Options(on_unsupported=policy, timeout=60))
     except Exception as error:
@@ -173,12 +159,8 @@ class ReadsOutside(nn.Module):
 def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
     """Runs an expert that turns out to be unsupported at its first call, on every rank. evaluates: the first call is in
     eval mode."""
-    original = models.expert
-    models.expert = lambda _name: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()
-    try:
+    with patch.object(models, "expert", lambda _: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()):
         host = engine(build([{"ep_size": 1}]), ds_config(), {**SLUICE, "on_unsupported": policy})
-    finally:
-        models.expert = original
     try:
         if evaluates:
             host.eval()
@@ -213,11 +195,7 @@ def hooked_after_the_swap(policy: Any) -> Any:
     host.backward(host(*models.batch(0)))
     expert = host.module.moes[0].deepspeed_moe.experts.deepspeed_experts[0]
     hook = expert.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
-    told = None
-    try:
-        host(*models.batch(1))
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+    told = models.said(lambda: host(*models.batch(1)))
     if hook is not None:
         hook.remove()
     host.backward(host(*models.batch(1)))

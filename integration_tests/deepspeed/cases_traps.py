@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: traps of the host, one function for each. The functions assert here, and return values for the comparison
-of ranks."""
+"""Rank-side: traps of the host, one function for each, and other uses of its engines. The functions assert here, and
+return values for the comparison of ranks."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import io
 import os
+import pickle
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ds_models as models
@@ -13,8 +19,9 @@ import sluice
 import torch
 import torch.distributed as dist
 from deepspeed.moe.sharded_moe import MOELayer
-from ds_models import SLUICE, build, ds_config, engine
+from ds_models import SLUICE, build, ds_config, engine, said
 from sluice.adapters.deepspeed.moe.layer import SluiceMOELayer
+from sluice.errors import InvalidArgument
 
 
 def _swapped(layers: list[dict[str, Any]], sluice_section: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -145,11 +152,7 @@ def hook_on_one_rank() -> str:
     handle = None
     if dist.get_rank() == 0:
         handle = layer.experts.deepspeed_experts[0].register_forward_hook(lambda *_: None)
-    try:
-        layer(torch.randn(8, models.WIDTH), None)
-        raise AssertionError("no error")
-    except RuntimeError as error:
-        text = f"{type(error).__name__}: {error}"
+    text = said(lambda: layer(torch.randn(8, models.WIDTH), None))
     if handle is not None:
         handle.remove()
     layer(torch.randn(8, models.WIDTH), None)
@@ -164,21 +167,16 @@ def container_hooked_after_the_swap(policy: str) -> str:
     x = torch.randn(8, models.WIDTH)
     layer(x, None)
     hook = layer.experts.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
-    told = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(2):
-            try:
-                layer(x, None)
-            except RuntimeError as error:
-                told = f"{type(error).__name__}: {error}"
-    said = [str(warning.message) for warning in caught if "sluice:" in str(warning.message)]
-    assert len(said) <= 1, said
+        told = [said(lambda: layer(x, None)) for _ in range(2)][1]
+    warned = [str(warning.message) for warning in caught if "sluice:" in str(warning.message)]
+    assert len(warned) <= 1, warned
     if hook is not None:
         hook.remove()
     layer(x, None)
     host.sluice.unswap()
-    return told or "".join(said)
+    return told or "".join(warned)
 
 
 def hooked_expert_runs_whole() -> None:
@@ -208,53 +206,6 @@ def attributes_as_stock() -> None:
     layer(x, torch.ones(x.shape[0] * x.shape[1]))
     assert layer.exp_counts.dtype == torch.float32  # exp_counts has the dtype of used_token
     host.sluice.unswap()
-
-
-def sum_in_f32_and_zero_for_dropped(dtype: str) -> None:
-    """Trap 7, with ep_size 1: outputs are f32 sums that are cast once, and dropped tokens are exact zeros."""
-    kind = getattr(torch, dtype)
-    config = {"bf16": {"enabled": True}} if dtype == "bfloat16" else {}
-    host = _swapped([{"k": 2, "ep_size": 1, "capacity_factor": 0.4, "min_capacity": 1}], **config)
-    layer = _layer(host)
-    torch.manual_seed(3)
-    x = (torch.randn(24, models.WIDTH) + 0.3).to(kind)
-    torch.manual_seed(4)
-    with torch.no_grad():
-        out = layer(x, None)
-        torch.manual_seed(4)
-        _, _, _, ids, _, weights, _ = layer.gate(x, None, True, False)
-        total = torch.zeros(24, models.WIDTH)
-        for k in range(2):
-            for token in range(24):
-                if ids[k, token] >= 0:
-                    expert = layer.experts.deepspeed_experts[int(ids[k, token])]
-                    total[token] += expert(x[token]).float() * weights[k, token]
-    dropped = (ids < 0).all(dim=0)
-    assert dropped.any() and not out[dropped].any()
-    assert out.dtype == kind
-    ulp = 1e-6 if dtype == "float32" else 2**-7
-    assert torch.allclose(out.float(), total, rtol=ulp, atol=ulp * total.abs().max().item())
-    host.sluice.unswap()
-
-
-def drops_as_stock(capacity_factor: float, k: int) -> list[int]:
-    """Trap 8: the same tokens are dropped."""
-    layers = [{"k": k, "capacity_factor": capacity_factor, "min_capacity": 1, "expert": "plain_linears"}]
-    zeros = []
-    for section in (None, SLUICE):
-        host = engine(build(layers), ds_config(), section)
-        torch.manual_seed(9)
-        out, _, _ = host.module.moes[0](torch.randn(31, models.WIDTH) + 0.2)
-        zeros.append((out == 0).all(dim=1).nonzero().flatten().tolist())
-        if section is not None:
-            host.sluice.unswap()
-    assert zeros[0] == zeros[1]
-    return zeros[0]
-
-
-def not_for_compilers() -> None:
-    """Trap 9: dynamo does not compile the layer."""
-    assert getattr(SluiceMOELayer.forward, "_torchdynamo_disable", False)
 
 
 class Straight(models.Model):
@@ -313,17 +264,6 @@ def compiled(how: str) -> list[Any]:
     return [*losses, graphs, passes]
 
 
-def residual_stays_torchs() -> None:
-    """Trap 12: torch computes the residual part."""
-    host = _swapped([{"use_residual": True}])
-    moe = host.module.moes[0]
-    calls: list[int] = []
-    moe.mlp.register_forward_hook(lambda *_: calls.append(1))
-    host(*models.batch(0))
-    assert calls == [1] and sluice.stats(moe)["layers"][0]["computed_by"] == "sluice"
-    host.sluice.unswap()
-
-
 def autocast_keeps_no_copy() -> list[str]:
     """Trap 13: rows have autocast's dtype, and autograd saves the parameters and not casts of them."""
     host = _swapped([{"k": 2}])
@@ -360,7 +300,7 @@ def no_grad_saves_nothing() -> None:
 
 
 def evaluates_as_stock(k: int) -> Any:
-    """Trap 14: eval has its own capacity factor, and the host's gate uses the same random numbers.
+    """Traps 8 and 14: eval has its own capacity factor, and the host's gate uses the same random numbers.
 
     [tokens dropped in training, in eval, whether eval drew random numbers]
     """
@@ -392,7 +332,101 @@ def evaluates_as_stock(k: int) -> Any:
     return [*dropped, not torch.equal(before, after)]
 
 
-def adapters_on_experts(expert: str, before: bool) -> dict[str, Any]:
+def alone_never_communicates() -> int:
+    """Trap 10: only rank 0 runs a layer with ep_size 1. No rank waits, and no group is made."""
+    from sluice.adapters.torch import group
+
+    host = _swapped([{"ep_size": 1}])
+    known = set(group._groups)
+    if dist.get_rank() == 0:
+        layer = _layer(host)
+        x = torch.randn(8, models.WIDTH, requires_grad=True)
+        layer(x, None).sum().backward()
+        layer(x, None)
+    assert set(group._groups) == known
+    sent = sluice.stats(_layer(host))["contexts"][0]["bytes_sent"]
+    host.sluice.unswap()
+    return sent
+
+
+def host_collectives_in_between() -> None:
+    """Trap 10: the host has its own messages on the layer's ep_group in flight during Sluice's passes, at a different
+    time on each rank. gloo matches messages in order of issue, so in a shared group messages would be mixed."""
+    host = _swapped([{"k": 2, "top2_2nd_expert_sampling": False}], {"gemm": "native"})
+    layer, rank = _layer(host), dist.get_rank()
+    x = torch.randn(12, models.WIDTH, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+    alone = layer(x, None)
+    alone.sum().backward()
+    wanted, gradient = alone.detach().clone(), x.grad.clone()
+    mine = layer._sluice.backend.context.ep_group._joined.group
+    assert mine is not layer.ep_group and mine is not dist.group.WORLD
+    for step in range(6):
+        x.grad = None
+        total = torch.full((1000,), float(rank + 1 + step))
+        got, sent = torch.full((50,), -1.0), torch.full((50,), 10.0 * step + rank)
+        works = []
+
+        def start(total: Any = total, got: Any = got, sent: Any = sent, works: Any = works) -> None:
+            works.append(dist.all_reduce(total, group=layer.ep_group, async_op=True))
+            works.append(dist.isend(sent, 1 - rank, group=layer.ep_group))
+            works.append(dist.irecv(got, 1 - rank, group=layer.ep_group))
+
+        at = (step + 2 * rank) % 3  # before, between or after the passes
+        if at == 0:
+            start()
+        out = layer(x, None)
+        if at == 1:
+            start()
+        out.sum().backward()
+        if at == 2:
+            start()
+        for work in works:
+            work.wait()
+        assert torch.equal(out.detach(), wanted) and torch.equal(x.grad, gradient)
+        assert (total == 2 * step + 3).all() and (got == 10 * step + 1 - rank).all()
+    host.sluice.unswap()
+
+
+def one_rank_skips(drop: bool, how: str) -> None:
+    """Trap 11: rank 1 omits the layer, or calls another layer. Rank 0 raises."""
+    host = _swapped([{"drop_tokens": drop}, {"drop_tokens": drop}], {"timeout": 10})  # also covers the swap
+    x = torch.randn(12, models.WIDTH)
+    with torch.no_grad():
+        _layer(host)(x, None)
+    if dist.get_rank() == 0:
+        _layer(host)(x, None)
+    elif how == "other layer":
+        _layer(host, 1)(x, None)
+
+
+def one_rank_refuses(**config: Any) -> str:
+    """Rank 1 has a wrong width. It gets its own error, rank 0 an error that names rank 1, and the group continues."""
+    host = _swapped([{}], **config)
+    layer = _layer(host)
+    width = models.WIDTH + (4 if dist.get_rank() == 1 else 0)
+    text = said(lambda: layer(torch.randn(8, width), None))
+    layer(torch.randn(8, models.WIDTH), None)
+    host.sluice.unswap()
+    return text
+
+
+def one_rank_doubles_its_experts(after_steps: int) -> str:
+    """Rank 1's experts become f64 after the swap, which no engine layer supports. Rank 0 gets an error at once."""
+    host = _swapped([{}], {"timeout": 120})
+    layer = _layer(host)
+    x = torch.randn(8, models.WIDTH)
+    for _ in range(after_steps):
+        layer(x, None)
+    if dist.get_rank() == 1:
+        layer.experts.double()
+    text = said(lambda: layer(x, None))
+    layer.experts.float()
+    layer(x, None)
+    host.sluice.unswap()
+    return text
+
+
+def adapters_on_experts(expert: str, before: bool) -> None:
     """Runs PEFT's LoRA on experts' Linears in each state (lora_states.py). before: add an adapter before the swap."""
     import lora_states  # imports transformers, which takes a second on each rank of the many files that import this one
 
@@ -408,6 +442,162 @@ def adapters_on_experts(expert: str, before: bool) -> dict[str, Any]:
         loss = model(x, target)
         return loss, sluice.stats(layer)["layers"][0]["computed_by"]
 
-    found = lora_states.compare(layer.experts, list(layer.experts.deepspeed_experts), call)
+    lora_states.compare(layer.experts, list(layer.experts.deepspeed_experts), call)
     host.sluice.unswap()
-    return found
+
+
+# ---- beyond the list of traps ----
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[str]:
+    """Yields the place and shape of each tensor of a file, at any depth."""
+    if isinstance(value, torch.Tensor):
+        yield f"{path} {list(value.shape)} {value.dtype}"
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{path}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _tensors(inner, f"{path}/{index}")
+
+
+def contents_of(folder: str) -> dict[str, list[str]]:
+    """Returns the places and shapes of the tensors in each file of a checkpoint, on rank 0."""
+    files = sorted(os.listdir(folder)) if dist.get_rank() == 0 else []
+    read = functools.partial(torch.load, weights_only=False, map_location="cpu")
+    return {file: sorted(_tensors(read(os.path.join(folder, file)))) for file in files}
+
+
+def cross_loaded(
+    make: Callable[[str], Any], step: Callable[[Any, int], torch.Tensor], folder: str, writer: str
+) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
+    """Makes stock load a checkpoint of Sluice, or the reverse. Returns later losses, and the files' contents.
+
+    make: makes the engine "stock" or "sluice"; step: runs a forward and a backward
+    """
+    hosts = {name: make(name) for name in (writer, *({"stock", "sluice"} - {writer}))}
+
+    def train(host: Any, first: int) -> list[float]:
+        losses = []
+        for number in range(first, first + 3):
+            losses.append(float(step(host, number)))
+            host.step()
+        return losses
+
+    train(hosts[writer], 0)
+    hosts[writer].save_checkpoint(folder, tag="x")
+    dist.barrier()
+    for name, host in hosts.items():
+        assert name == writer or host.load_checkpoint(folder, tag="x")[0] is not None
+    losses = {name: train(host, 3) for name, host in hosts.items()}
+    contents = contents_of(os.path.join(folder, "x"))
+    hosts["sluice"].sluice.unswap()
+    dist.barrier()
+    return losses, contents
+
+
+def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
+    """Runs `cross_loaded`."""
+    sections = {"stock": None, "sluice": SLUICE}
+
+    def make(name: str) -> Any:
+        return engine(build(layers, seed=0 if name == writer else 1), ds_config(**config), sections[name])
+
+    return cross_loaded(make, _one_step, folder, writer)
+
+
+def copies_are_stock() -> None:
+    """Checks that deepcopy and pickle of a swapped layer give a layer of the host."""
+    host = _swapped([{"ep_size": 1, "drop_tokens": False}])
+    layer = _layer(host)
+    layer(torch.randn(8, models.WIDTH), None)
+    group = layer.ep_group
+    layer.l_aux = layer.gate.ep_group = layer.ep_group = None  # a layer cannot be copied with these
+    twin = copy.deepcopy(layer)
+    assert type(twin) is MOELayer and "_sluice" not in vars(twin)
+    assert list(twin.state_dict()) == list(layer.state_dict())
+    written = pickle.dumps(layer)
+    assert b"sluice" not in written  # the file loads without Sluice
+    again = pickle.load(io.BytesIO(written))
+    assert type(again) is MOELayer and type(layer) is SluiceMOELayer
+    for one in (layer, twin):
+        one._set_ep_group(group)  # without a group, 0.15.4 exchanges rows with all ranks
+    torch.manual_seed(0)
+    x = torch.randn(8, models.WIDTH)
+    assert torch.allclose(twin(x, None), layer(x, None), atol=1e-6)
+    host.sluice.unswap()
+
+
+def comms_records(section: dict[str, Any] | None) -> dict[str, int]:
+    """Records in the host's logger for forward and backward. section: of ds_config; None: a call enables the logger."""
+    import deepspeed.comm as comm
+
+    host = _swapped([{}], **({} if section is None else {"comms_logger": section}))
+    if section is None:
+        comm.configure(enabled=True, prof_all=True, verbose=False)
+    try:
+        _one_step(host)
+        logger = comm.comm.comms_logger if hasattr(comm, "comm") else comm.comms_logger
+        records = {name: sum(entry[0] for entry in sizes.values()) for name, sizes in logger.comms_dict.items()}
+        sizes = [size for name in ("sluice_forward", "sluice_backward") for size in logger.comms_dict[name]]
+        assert all(size > 0 for size in sizes)
+        comm.log_summary()
+    finally:
+        comm.configure(enabled=False)
+        logger.comms_dict.clear()
+    host.sluice.unswap()
+    return records
+
+
+def trace_and_stats(folder: str) -> list[str]:
+    """Returns the trace of two steps."""
+    host = _swapped([{"k": 2}])
+    sluice.trace.start()
+    _one_step(host)
+    path = os.path.join(folder, f"trace{dist.get_rank()}.json")
+    with contextlib.suppress(InvalidArgument):
+        sluice.trace.stop(of=path)  # this names no layer, so recording continues
+    events = sluice.trace.stop(path, of=host)
+    assert {event["direction"] for event in events} == {"forward", "backward"}
+    (numbers,) = sluice.stats(host.module.moes[0])["contexts"]
+    assert numbers["bytes_sent"] > 0 and numbers["ranks"] == [0, 1] and numbers["num_passes"] == 2
+    assert host.sluice.stats() == sluice.stats(_layer(host))
+    asked = [sluice.stats(each) for each in (host, host.module, [_layer(host)], [host, host.module])]
+    assert all(found == host.sluice.stats() for found in asked)
+    assert sluice.decisions(host) == sluice.decisions(_layer(host)) == sluice.decisions(host.module.moes[0])
+    (before,) = sluice.stats(_layer(host), reset_peak=True)["contexts"]
+    (after,) = sluice.stats(_layer(host))["contexts"]
+    assert before["peak_bytes"] > before["current_bytes"] and after["peak_bytes"] == before["current_bytes"]
+    host.sluice.unswap()
+    return sorted({event["lane"] for event in events})
+
+
+def asked_without_sluice() -> list[str]:
+    """Returns the output of `sluice.stats` and `sluice.decisions` for engines without a layer on Sluice."""
+    off, stock, unswapped = _swapped([{}], {"enabled": False}), engine(build([{}]), ds_config()), _swapped([{}, {}])
+    unswapped.sluice.unswap()
+    left = engine(build([{}]), ds_config(), {**SLUICE, "enabled": True})
+    left.sluice.unswap()
+    left.sluice.refused = ["MoE layer 'moes.0': a reason"]  # the state after "on_unsupported": "warn"
+    said = []
+    for given in (off, stock, unswapped, left, stock.module, torch.nn.Linear(2, 2)):
+        for ask in (sluice.stats, sluice.decisions):
+            try:
+                ask(given)
+            except InvalidArgument as error:
+                said.append(error.message)
+    assert said[::2] == said[1::2]
+    return said[::2]
+
+
+def second_engine_on_the_same_ranks() -> None:
+    """Two models share a group. Each ends separately, and a third model starts after both."""
+    one, two = _swapped([{}]), _swapped([{"k": 2}])
+    _one_step(one)
+    _one_step(two)
+    one.sluice.unswap()
+    _one_step(two, 1)
+    two.sluice.unswap()
+    three = _swapped([{}])
+    _one_step(three)
+    three.sluice.unswap()

@@ -111,12 +111,6 @@ def test_Doctor_Installed_IsReady() -> None:
     assert "would be swapped" in report["deepspeed"]["detail"]
 
 
-def test_Doctor_LibraryMissing_SaysWhatToDoAndFails() -> None:
-    code, report = _doctor(SLUICE_LIBRARY="/nowhere/libsluice.so.0")
-    assert (code, report["healthy"]) == (1, False)
-    assert report["library"]["state"] == "bad" and "/nowhere/libsluice.so.0" in report["library"]["detail"]
-
-
 def _checked(checks: str, **environment: str) -> list[dict[str, str]]:
     """Returns the findings of some of the doctor's checks. All checks would import every host, which is slow."""
     code = f"""
@@ -129,19 +123,21 @@ print(json.dumps([asdict(found) for check in ({checks}) for found in check()]))
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_Doctor_LoaderOff_IsNoted() -> None:
+def test_Doctor_LoaderOffAndOptionsInTheEnvironment_AreNoted() -> None:
     loader, switch = _checked("d._loader, d._switch", TORCH_DEVICE_BACKEND_AUTOLOAD="0", SLUICE="0")
     assert "sluice.run" in loader["advice"]
     assert switch["state"] == "note" and "SLUICE=0" in switch["detail"]
-
-
-def test_Doctor_OptionsInTheEnvironment_AreReadAndMistakesNamed() -> None:
-    code, report = _doctor(SLUICE_OPTIONS='{"chnks": 2}')
-    assert code == 1 and report["options"]["state"] == "bad"
-    assert "chnks" in report["options"]["detail"] and '"chunks"' in report["options"]["detail"]
     (options,) = _checked("d._options,", SLUICE_OPTIONS='{"chunks": 2, "memory_budget": "1GiB"}')
     assert options["state"] == "ok"
     assert "chunks 2 | policy chosen to fit | memory_budget 1 GiB" in options["detail"]
+
+
+def test_Doctor_LibraryMissingAndMistakenOptions_SaysWhatToDoAndFails() -> None:
+    code, report = _doctor(SLUICE_LIBRARY="/nowhere/libsluice.so.0", SLUICE_OPTIONS='{"chnks": 2}')
+    assert (code, report["healthy"]) == (1, False)
+    assert report["library"]["state"] == "bad" and "/nowhere/libsluice.so.0" in report["library"]["detail"]
+    assert report["options"]["state"] == "bad"
+    assert "chnks" in report["options"]["detail"] and '"chunks"' in report["options"]["detail"]
 
 
 def test_Doctor_WithoutTorch_SaysWhatToInstall() -> None:
@@ -163,23 +159,6 @@ def test_CommandLine_Unknown_SaysWhatThereIs() -> None:
     assert python("-m", "sluice", "version").stdout.strip()
 
 
-TRAIN = """
-import argparse, sys
-import torch, deepspeed
-sys.path.insert(0, {folder!r})
-sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int)
-parser.parse_args()
-deepspeed.init_distributed(dist_backend="gloo")
-import ds_models as models
-host = models.engine(models.build([{{}}]), models.ds_config(), models.SLUICE)
-host.backward(host(*models.batch(0)))
-host.step()
-print("rank", deepspeed.comm.get_rank(), type(host.module.moes[0].deepspeed_moe).__name__)
-"""
-
-
 def _launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs DeepSpeed's own launcher with two ranks on the CPU."""
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -192,28 +171,24 @@ def _launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.full
-def test_Launcher_ModuleSluiceRun_TrainsOnBothRanks(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN.format(folder=str(Path(__file__).resolve().parent)))
-    done = _launch("--module", "sluice.run", str(script), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert done.stdout.count("SluiceMOELayer") == 2, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.count("MoE layers run on Sluice") == 1
-
-
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_lm"
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_Launcher_ExampleWithItsConfigAsPathAndAsBase64_TrainsOnSluiceAsStock() -> None:
-    """Runs a user's script three times. The key reaches every rank with both forms of the config."""
+    """Runs a user's script three times, once by the module sluice.run. The key reaches every rank with both forms of
+    the config."""
     config = EXAMPLE / "ds_config.json"
     coded = base64.urlsafe_b64encode(config.read_bytes()).decode()
     losses = {}
-    for name, given, switch in (("path", str(config), ""), ("base64", coded, ""), ("stock", str(config), "0")):
-        arguments = ["--steps", "2", "--config", given]
-        done = _launch(str(EXAMPLE / "train.py"), *arguments, SLUICE=switch)
+    for name, given, module, environment in (
+        ("path", str(config), ["--module", "sluice.run"], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+        ("base64", coded, [], {}),
+        ("stock", str(config), [], {"SLUICE": "0"}),
+    ):
+        arguments = [*module, str(EXAMPLE / "train.py"), "--steps", "2", "--config", given]
+        done = _launch(*arguments, **environment)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         assert done.stdout.count("3 of 3 MoE layers run on Sluice") == (name != "stock"), done.stdout[-2000:]
         losses[name] = [float(found) for found in re.findall(r"step +\d+  loss ([0-9.]+)", done.stdout)]

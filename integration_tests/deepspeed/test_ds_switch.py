@@ -20,14 +20,8 @@ START = "cases_switch:start"
     "section, environment, kinds",
     [
         (None, None, STOCK),
-        ({"enabled": False}, None, STOCK),
-        ({}, None, STOCK),
         (ON, None, SWAPPED),
-        (ON, "0", STOCK),
-        (ON, "", SWAPPED),
-        (None, "1", SWAPPED),
         ({"enabled": False}, "1", SWAPPED),
-        (None, "require", SWAPPED),
         ({"enabld": True}, "0", STOCK),
         ({"enabled": True, "chunks": None, "gemm": None, "timeout": None}, None, SWAPPED),
     ],
@@ -45,13 +39,6 @@ def test_Switch_ConfigAsPathOrBase64_Decides(ranks2: Ranks, form: str, tmp_path:
     "section, environment, words",
     [
         ({"enabld": True}, None, ["'enabld'", '"enabled"']),
-        ({"enabled": True, "chunk": 2}, None, ["'chunk'", '"chunks"']),
-        ({"enabled": True, "memory_budget": "lots"}, None, ["memory_budget", "20GiB"]),
-        ({"enabled": True, "chunks": "auto"}, None, ["chunks", "auto", "null"]),
-        ({"enabled": True, "chunks": 0}, None, ["chunks", "1 to"]),
-        ({"enabled": True, "gemm": "onedn"}, None, ["gemm", '"onednn"']),
-        ({"enabled": "yes"}, None, ["enabled", "true or false"]),
-        (True, None, ["object"]),
         (ON, "on", ["SLUICE='on'", "require"]),
     ],
 )
@@ -89,16 +76,6 @@ def test_Ranks_OneSwitchedOff_ErrorNamesIt(fresh2: Ranks) -> None:
     assert "rank 1 did not enable Sluice" in first["error"]["message"]
 
 
-def test_Library_Missing_ErrorSaysWhatToDo() -> None:
-    ranks = Ranks(1, SLUICE_LIBRARY="/nowhere/libsluice.so.0")
-    try:
-        (answer,) = ranks.try_run(START, section=ON, layers=[{"ep_size": 1}])
-    finally:
-        ranks.stop()
-    assert answer["error"]["type"] == "LibraryNotFound"
-    assert "/nowhere/libsluice.so.0 does not exist" in answer["error"]["message"]
-
-
 REFUSALS = {
     "batchnorm": "BatchNorm2d at '1' mixes rows",
     "dropout": "Dropout at '2' draws random numbers",
@@ -116,14 +93,10 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_Unsupported_ByDefault_IsAnErrorAndNothingStaysSwapped(ranks2: Ranks, what: str) -> None:
+def test_Unsupported_IsAnErrorAndNothingStaysSwapped_OrIsLeftToTheHostOnAllRanks(ranks2: Ranks, what: str) -> None:
     for kind, message in ranks2.run("cases_switch:refused", what=what, policy="error"):
         assert kind == "UnsupportedError"
         assert REFUSALS[what] in message and "moes.0.deepspeed_moe" in message and "on_unsupported" in message
-
-
-@pytest.mark.parametrize("what", REFUSALS)
-def test_Unsupported_Warn_LeavesTheLayerToTheHostOnAllRanks(ranks2: Ranks, what: str) -> None:
     for kinds, refusals in ranks2.run("cases_switch:refused", what=what, policy="warn"):
         assert kinds[0] != "SluiceMOELayer"
         assert REFUSALS[what] in refusals[0]
@@ -172,12 +145,16 @@ def test_Policy_OfAnExpertHookedLater_IsAnErrorOnAllRanks(ranks2: Ranks) -> None
     assert second.startswith("UnsupportedError") and "policy S2 is not possible" in second, second
 
 
-def test_Banner_SaysThatBuffersAreReused(fresh2: Ranks) -> None:
-    assert fresh2.run(START, section={**ON, "reuse": True}) == [SWAPPED, SWAPPED]
-    assert "| chunks adaptive | buffers reused, policy chosen among S1 to S4 |" in fresh2.output(0)
-
-
-def test_Banner_SaysThePlanThatTheSectionAsksFor(fresh2: Ranks) -> None:
-    section = {**ON, "chunks": 3, "policy": "S4", "memory_budget": "12.5MiB"}
-    assert fresh2.run(START, section=section) == [SWAPPED, SWAPPED]
-    assert "| chunks 3 | policy S4 | memory_budget 12.5 MiB |" in fresh2.output(0)
+@pytest.mark.parametrize(
+    "section, said",
+    [
+        ({"reuse": True}, "| chunks adaptive | buffers reused, policy chosen among S1 to S4 |"),
+        (
+            {"chunks": 3, "policy": "S4", "memory_budget": "12.5MiB"},
+            "| chunks 3 | policy S4 | memory_budget 12.5 MiB |",
+        ),
+    ],
+)
+def test_Banner_SaysThePlanThatTheSectionAsksFor(fresh2: Ranks, section: dict[str, Any], said: str) -> None:
+    assert fresh2.run(START, section={**ON, **section}) == [SWAPPED, SWAPPED]
+    assert said in fresh2.output(0)

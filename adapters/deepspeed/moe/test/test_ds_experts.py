@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -144,34 +145,21 @@ class Twice(Plain):
         self.up = self.down = nn.Linear(M, M)
 
 
+TOUCHES: dict[str, Callable[[Any], Any]] = {
+    "forward hook": lambda expert: expert.up.register_forward_hook(lambda *_: None),
+    "pre hook": lambda expert: expert.register_forward_pre_hook(lambda *_: None),
+    "backward hook": lambda expert: expert.down.register_full_backward_hook(lambda *_: None),
+    "parametrization": lambda expert: torch.nn.utils.parametrizations.weight_norm(expert.up),
+    "instance forward": lambda expert: setattr(expert, "forward", lambda x: x),
+    "lora": lambda expert: setattr(expert, "up", Lora(M, H)),
+    "activation hook": lambda expert: expert.act.register_forward_hook(lambda *_: None),
+}
+
+
 def touched(what: str) -> nn.Module:
     expert = Plain()
-    if what == "forward hook":
-        expert.up.register_forward_hook(lambda *_: None)
-    elif what == "pre hook":
-        expert.register_forward_pre_hook(lambda *_: None)
-    elif what == "backward hook":
-        expert.down.register_full_backward_hook(lambda *_: None)
-    elif what == "parametrization":
-        torch.nn.utils.parametrizations.weight_norm(expert.up)
-    elif what == "instance forward":
-        expert.forward = lambda x: x
-    elif what == "lora":
-        expert.up = Lora(M, H)
-    elif what == "activation hook":
-        expert.act.register_forward_hook(lambda *_: None)
+    TOUCHES[what](expert)
     return expert
-
-
-TOUCHES = [
-    "forward hook",
-    "pre hook",
-    "backward hook",
-    "parametrization",
-    "instance forward",
-    "lora",
-    "activation hook",
-]
 
 
 @pytest.mark.parametrize(

@@ -96,68 +96,6 @@ def test_Exact_CopiedOrPickled_StaysExact():
     assert optimizer.exact and not copy.deepcopy(sluice.optim.AdamW(model.parameters())).exact
 
 
-def test_Groups_EachHasItsOwnNumbersAndFrozenOnesStay():
-    models = [_model(), _model()]
-    optimizers = []
-    for model, kind in zip(models, (sluice.optim.AdamW, torch.optim.AdamW), strict=True):
-        model[2].bias.requires_grad_(False)
-        optimizer = kind([{"params": model[0].parameters(), "lr": 1e-2}], weight_decay=0.0)
-        optimizer.add_param_group({"params": model[2].parameters(), "lr": 1e-4, "weight_decay": 0.3})
-        _train(model, optimizer, 10)
-        optimizers.append(optimizer)
-    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    assert torch.equal(models[0][2].bias, _model()[2].bias)
-    assert models[0][2].bias not in optimizers[0].state
-
-
-@pytest.mark.parametrize("max_norm", [0.0, 0.1])
-def test_GradientsThatAreNone_InSomeSteps_LeaveParameterAndStateAloneAsTorchs(max_norm):
-    """Each parameter counts its own steps, and the norm is over the existing gradients."""
-    models = [_model(), _model()]
-    options = {"lr": 1e-2, "weight_decay": 0.1}
-    mine = sluice.optim.AdamW(models[0].parameters(), max_norm=max_norm, **options)
-    stock = torch.optim.AdamW(models[1].parameters(), **options)
-    generator = torch.Generator().manual_seed(4)
-    for step in range(8):
-        left_out = {step % 3, 3} if step % 4 else set()
-        for at, (a, b) in enumerate(zip(models[0].parameters(), models[1].parameters(), strict=True)):
-            gradient = torch.randn(a.shape, generator=generator)
-            a.grad, b.grad = (None, None) if at in left_out else (gradient.clone(), gradient.clone())
-        before = [each.detach().clone() for each in models[0].parameters()]
-        if max_norm:
-            torch.nn.utils.clip_grad_norm_(models[1].parameters(), max_norm)
-        mine.step()
-        stock.step()
-        for at, (a, b) in enumerate(zip(models[0].parameters(), models[1].parameters(), strict=True)):
-            assert torch.equal(a, before[at]) == (at in left_out)
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-            assert mine.state[a]["step"] == stock.state[b]["step"]
-    for parameter in models[0].parameters():
-        parameter.grad = None
-    mine.step()  # nothing to do
-
-
-@pytest.mark.parametrize("first, second", [(0, 1), (1, 0), (0, 0)], ids=["to_torch", "from_torch", "resumed"])
-def test_StateDict_LoadedByTheOther_TrainingGoesOn(first, second):
-    kinds = (sluice.optim.AdamW, torch.optim.AdamW)
-    straight, moved = _model(), _model()
-    _train(straight, straight_optimizer := kinds[first](straight.parameters(), lr=1e-2), 10)
-    optimizer = kinds[first](moved.parameters(), lr=1e-2)
-    _train(moved, optimizer, 10)
-    saved = copy.deepcopy(optimizer.state_dict())
-    optimizer = kinds[second](moved.parameters())
-    optimizer.load_state_dict(saved)
-    _train(straight, straight_optimizer, 10, first=10)
-    _train(moved, optimizer, 10, first=10)
-    for a, b in zip(straight.parameters(), moved.parameters(), strict=True):
-        if first == second:
-            assert torch.equal(a, b)
-        else:
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert optimizer.state[moved[0].weight]["step"] == 20
-
-
 def test_Resume_AtFifty_IsByteIdenticalAtAHundred(tmp_path):
     straight = _model()
     _train(straight, optimizer := sluice.optim.AdamW(straight.parameters()), 100)
@@ -239,31 +177,6 @@ def test_Tensors_ThatAreNotDense_AreUpdatedWhereTheyLie():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_GradScaler_WithAnOverflow_SkipsAndScalesAsTorch():
-    results = []
-    for kind in (sluice.optim.AdamW, torch.optim.AdamW):
-        model = _model()
-        optimizer = kind(model.parameters(), lr=1e-2)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
-        for step in range(6):
-            optimizer.zero_grad()
-            scaler.scale(_loss(model, step)).backward()
-            if step == 2:
-                model[0].bias.grad[0] = float("inf")
-            scaler.step(optimizer)
-            scaler.update()
-        results.append((model, scaler.get_scale(), optimizer.state[model[0].bias]["step"].item()))
-    (mine, *mine_counts), (stock, *stock_counts) = results
-    assert mine_counts == stock_counts
-    for a, b in zip(mine.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def _loss(model, step):
-    generator = torch.Generator().manual_seed(step)
-    return model(torch.randn(16, 37, generator=generator)).square().mean()
-
-
 def test_Closure_HooksAndSchedulers_AreTorchs():
     model = _model()
     optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-2)
@@ -301,21 +214,3 @@ def test_Parameters_ThatItCannotUpdate_AreRefusedAndNothingIsChanged():
     with pytest.raises(InvalidArgument, match="float64"):
         optimizer.step()
     assert _same([p.detach() for p in model.parameters()], before)
-
-
-def test_Threads_OneOrTwo_SameBits():
-    results = []
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.manual_seed(0)
-            p = torch.nn.Parameter(torch.randn(300_001))
-            optimizer = sluice.optim.AdamW([p])
-            torch.set_num_threads(count)
-            for step in range(3):
-                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
-                optimizer.step()
-            results.append(p.detach().clone())
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*results)

@@ -2,13 +2,11 @@
 """Tests `sluice.optim` with its states in a file: the bits of states in memory, resuming, checkpoints both ways."""
 
 import copy
-import os
 
 import pytest
-import ranks
 import sluice.optim
 import torch
-from sluice.errors import Busy, InvalidArgument, InvalidState, Mismatch, NotFound
+from sluice.errors import Busy, InvalidArgument, Mismatch, NotFound
 from test_optim import _backward, _model, _same, _state_bytes, _train
 
 
@@ -87,35 +85,6 @@ def test_Step_OfTheTwoInAFile_CanBeChosen(tmp_path):
     assert _same(list(model.parameters()), list(wanted.parameters()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", ["loaded", "clamped", "averaged"])
-def test_Parameter_ThatOtherCodeWrites_IsWhatTheNextStepUpdates(tmp_path, dtype, how):
-    """The master of a 16-bit parameter is kept if the parameter has not changed, else it becomes the parameter."""
-    model = _model(dtype)
-    masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
-    mine = _named(tmp_path / "states", model, lr=1e-2)
-    wide = sluice.optim.AdamW(masters, lr=1e-2)
-    for step in range(6):
-        before = [p.detach().clone() for p in model.parameters()]
-        with torch.no_grad():
-            if how == "loaded" and step % 3 == 0:
-                model.load_state_dict(_model(dtype, seed=40 + step).state_dict())
-            for p in model.parameters():
-                if how == "clamped":
-                    p.clamp_(-0.1, 0.1)
-                if how == "averaged" and step == 3:
-                    p.mul_(0.5).add_(0.01)
-        for master, p, old in zip(masters, model.parameters(), before):
-            master.data = torch.where(p.detach() == old, master.detach(), p.detach().float())
-        mine.zero_grad()
-        _backward(model, step)
-        for master, p in zip(masters, model.parameters()):
-            master.grad = p.grad.float()
-        mine.step()
-        wide.step()
-        assert all(torch.equal(p, master.to(dtype)) for p, master in zip(model.parameters(), masters))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_StateDict_OfParametersThatOtherCodeWrote_ChangesNoneAndHasTheirMasters(tmp_path, dtype):
     model = _model(dtype)
@@ -128,59 +97,6 @@ def test_StateDict_OfParametersThatOtherCodeWrote_ChangesNoneAndHasTheirMasters(
     if dtype == torch.bfloat16:
         assert torch.equal(saved[0]["master"], torch.full((53, 37), 5.0))
         assert torch.equal(saved[2]["master"].to(dtype), model[2].weight.detach())
-
-
-def _reversed(model):
-    return list(model.parameters())[::-1]
-
-
-@pytest.mark.parametrize(
-    "other, says",
-    [
-        (lambda: _reversed(_model()), r"tensor 0: the file has f32 \[53, 37\], the optimizer has f32 \[11\]"),
-        (lambda: _model(torch.bfloat16).parameters(), r"f32 \[53, 37\], the optimizer has bf16 \[53, 37\]"),
-        (lambda: [p.detach().t().contiguous() for p in _model().parameters()], r"the optimizer has f32 \[37, 53\]"),
-        (lambda: list(_model().parameters())[:3], "the file has 4 tensors, the optimizer has 3"),
-        (
-            lambda: [{"params": [p]} for p in _model().parameters()],
-            "tensor 1 is in group 0 in the file, and in group 1",
-        ),
-    ],
-    ids=["order", "dtype", "shape", "number", "groups"],
-)
-def test_FileOfAnotherModel_IsRefusedByItsFirstDifference(tmp_path, other, says):
-    _train(model := _model(), optimizer := _named(tmp_path / "states", model), 1)
-    optimizer._file.close()
-    params = list(other())
-    tensors = [p for item in params for p in (item["params"] if isinstance(item, dict) else [item])]
-    before = [p.detach().clone() for p in tensors]
-    with pytest.raises(Mismatch, match=says):
-        sluice.optim.AdamW(params, state_file=tmp_path / "states", resume=True)
-    assert _same([p.detach() for p in tensors], before)
-
-
-def test_ForkedChild_IsRefusedAndHoldsNoLock(tmp_path):
-    model = _model()
-    _train(model, optimizer := _named(tmp_path / "states", model), 2)
-    ready, go = os.pipe(), os.pipe()
-    if (child := os.fork()) == 0:  # a worker that lives on
-        said = b"n"
-        try:
-            optimizer.step()
-        except InvalidState:
-            said = b"y"
-        os.write(ready[1], said)
-        os.close(go[1])
-        os.read(go[0], 1)
-        os._exit(0)
-    assert os.read(ready[0], 1) == b"y"
-    assert optimizer._file.step == 2
-    optimizer._file.close()
-    again = _named(tmp_path / "states", model, resume=True)
-    for end in (*ready, *go):
-        os.close(end)
-    assert os.waitpid(child, 0)[1] == 0
-    assert again._file.step == 2
 
 
 def test_LoadStateDict_ThatFails_LeavesTheOptimizerAsItWas(tmp_path):
@@ -219,13 +135,6 @@ def test_LoadStateDict_OverALinkAndALeftover_WritesWhereTheLinkLeads(tmp_path):
     assert _named(tmp_path / "states", model, resume=True)._file.step == 4
 
 
-def test_Ranks_WhoseFilesDiffer_GoOnTogetherOrNotAtAll(tmp_path):
-    for rank, (gone_on, swapped, alone) in enumerate(ranks.run(2, "optim_jobs:filed", folder=str(tmp_path))):
-        assert gone_on == (2, 2, True)
-        assert f"is the file of rank {1 - rank} of 2, and this is rank {rank} of 2" in swapped
-        assert "creates a state file, but rank 0 opens a state file" in alone
-
-
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, sluice.optim.AdamW])
 def test_StateDict_ToAndFromMemory_TrainingGoesOn(tmp_path, kind):
     straight, model = _model(), _model()
@@ -243,18 +152,6 @@ def test_StateDict_ToAndFromMemory_TrainingGoesOn(tmp_path, kind):
     for a, b in zip(model.parameters(), straight.parameters()):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert filed.state[model[0].weight]["step"] == 25
-
-
-def test_Gradient_ThatIsNoNumber_ChangesNothing(tmp_path):
-    model = _model()
-    optimizer = sluice.optim.AdamW(model.parameters(), state_file=tmp_path / "states")
-    _train(model, optimizer, 2)
-    before, moments = [p.detach().clone() for p in model.parameters()], _moments(optimizer)
-    model[2].bias.grad[5] = float("nan")
-    with pytest.warns(UserWarning, match="the step was skipped"):
-        optimizer.step()
-    assert _same([p.detach() for p in model.parameters()], before) and _same(_moments(optimizer), moments)
-    assert optimizer.state[model[0].weight]["step"] == 2
 
 
 def test_WhatAFileCannotDo_IsRefusedByName(tmp_path):

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the builder's cache loads only files that this user or root could have written, for this platform.
+"""Tests that the builder's cache loads only files that this user or root could have written, for this platform, and
+that an object in a wheel is preferred if it fits this release of torch.
 
 The compiler only records its calls; its output is not loaded.
 """
 
+import hashlib
 import json
 import os
-import pathlib
 import stat
-import tempfile
 
 import pytest
+import torch
 from sluice import cache_folder, doctor
 from sluice.adapters.torch import build, stamps, tuner
 from sluice.config import TunerOptions
@@ -23,16 +24,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Returns an empty cache, a compiler that counts, and a package without a shared object of its own."""
+    """Returns an empty cache of a package without a shared object of its own, with a compiler that counts."""
     package = tmp_path / "package"
     package.mkdir(mode=0o755)
     for name in build.SOURCES:
         (package / name).write_text(f"// {name}")
+    include = build.include_dir()
     monkeypatch.setattr(build, "HERE", str(package))
-    monkeypatch.setattr(build, "include_dir", lambda: str(tmp_path / "include"))
-    (tmp_path / "include" / "sluice").mkdir(parents=True)
-    for name in ("base.h", "comm.h", "context.h"):
-        (tmp_path / "include" / "sluice" / name).write_text("")
+    monkeypatch.setattr(build, "include_dir", lambda: include)
     monkeypatch.setenv("CXX", compiler(tmp_path, pause=0))
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -153,6 +152,12 @@ def test_Ensure_StickyParent_IsFineButAStickyFolderIsNot(cache, tmp_path, monkey
     os.chmod(os.path.dirname(path), 0o1777)
     with pytest.raises(NotFound, match="every user can write it"):
         build.ensure()
+    os.chmod(os.path.dirname(path), 0o700)
+    if os.geteuid() == 0:  # another user's cache matches this user's machine, torch and compiler exactly
+        for planted in (os.path.dirname(path), path, f"{path}.stamp"):
+            os.chown(planted, SOMEBODY, -1)
+        with pytest.raises(NotFound, match=f"{os.path.dirname(path)}: it belongs to user 4242"):
+            build.ensure()
 
 
 def test_Ensure_LinksOnTheWay_AreFollowedUnlessOthersMadeThem(cache, tmp_path, monkeypatch):
@@ -232,7 +237,7 @@ def test_Ensure_OtherCompiler_HasAFolderOfItsOwn(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")  # a node without a compiler ignores this field
     assert build.ensure() in (first, second)
     monkeypatch.setattr(stamps.platform, "machine", lambda: "vax")
-    with pytest.raises(NotFound, match="no C\\+\\+ compiler"):
+    with pytest.raises(NotFound, match="no C\\+\\+ compiler.*install g\\+\\+"):
         build.ensure()
 
 
@@ -258,73 +263,70 @@ def test_CacheDir_RelativeNames_AreNotTaken(cache, monkeypatch):
         build.ensure()
 
 
-@pytest.fixture
-def open_folder(monkeypatch):
-    """Yields a package without a shared object that every user can read; pytest's folders are only for this user."""
-    included = build.include_dir()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        path = pathlib.Path(folder)
-        (path / "package").mkdir(mode=0o755)
-        for name in build.SOURCES:
-            (path / "package" / name).write_text(f"// {name}")
-        (path / "log").touch()
-        (path / "log").chmod(0o666)
-        (path / "cwd").mkdir()
-        os.chown(path / "cwd", SOMEBODY, -1)
-        monkeypatch.setattr(build, "HERE", str(path / "package"))
-        monkeypatch.setattr(build, "include_dir", lambda: included)
-        monkeypatch.setenv("CXX", compiler(path, pause=0))
-        (path / "cxx").chmod(0o755)
-        yield path
+# ---- objects in a wheel ----------------------------------------------------------------------------------------------
+
+FITTING = {"compiler": "another", "libc": "another", "python": "another"}  # a shipped object need not match these
 
 
-def _as_somebody(folder, **environment):
-    """Returns the result of ensure(), or its exception, as an unknown user."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(SOMEBODY)
-            os.setuid(SOMEBODY)
-            os.chdir(folder / "cwd")
-            for name in ("HOME", "XDG_CACHE_HOME", "SLUICE_CACHE_DIR"):
-                os.environ.pop(name, None)
-            os.environ.update(environment)
-            text = build.ensure()
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as file:
-        return file.read()
+def ship(**changes):
+    """Adds a shipped object, as packaging does."""
+    path = build.shipped_path()
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write("shipped")
+    stamp = {**stamps.for_any_build(build.wanted()), "sha256": hashlib.sha256(b"shipped").hexdigest(), **changes}
+    with open(f"{path}.stamp", "w") as file:
+        json.dump(stamp, file)
+    return path
+
+
+def test_Ensure_ShippedOne_IsTakenBeforeOthersAndNeedsNoCompiler(cache, tmp_path, monkeypatch):
+    build.make(os.path.join(build.HERE, build.file_name()))
+    before = calls(tmp_path)
+    path = ship()
+    assert os.path.basename(path) == f"_torch_{torch.__version__.partition('+')[0].replace('.', '_')}.so"
+    assert build.ensure() == path and calls(tmp_path) == before
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.ensure() == path
+    (finding,) = doctor._torch_adapter()
+    assert finding.detail == f"shipped for this torch: {path}"
+
+
+@pytest.mark.parametrize("local", ["+cpu", "+cu130", ""])
+def test_Ensure_ShippedOne_FitsEveryBuildOfItsRelease(cache, monkeypatch, local):
+    path = ship(**FITTING)
+    monkeypatch.setattr(torch, "__version__", torch.__version__.partition("+")[0] + local)
+    assert build.ensure() == path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"torch": "2.13.0 of other sources"}, "its torch is '2.13.0 of other sources'"),
+        ({"made_from": "another"}, "its made_from is 'another'"),
+        ({"machine": "another"}, "its machine is 'another'"),
+        ({"sha256": "another"}, "not what its stamp says"),
+    ],
+)
+def test_Ensure_ShippedOneThatDoesNotFit_IsPassedOverWithAWord(cache, capfd, changes, says):
+    ship(**changes)
+    assert build.ensure().startswith(f"{cache}/") and says in capfd.readouterr().err
+
+
+def test_Ensure_AnotherRelease_HasNone(cache, monkeypatch):
+    path = ship()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert build.shipped_path() != path and build.ensure().startswith(f"{cache}/")
 
 
 @as_root
-@pytest.mark.parametrize("environment", [{}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "relative"}, {"HOME": ""}])
-def test_Ensure_UserWithoutHome_IsToldWhatToSet(open_folder, environment):
-    """Such paths would be relative to the folder in which the run started: "./~/.cache" and "./relative"."""
-    said = _as_somebody(open_folder, **environment)
-    assert said.startswith("NoCacheFolder: NOT_FOUND: ")
-    assert "user 4242 has no home folder on this machine; set SLUICE_CACHE_DIR" in said
-    assert os.listdir(open_folder / "cwd") == [] and calls(open_folder) == 0
-
-
-@as_root
-def test_Ensure_SharedFolder_LoadsNothingThatAnotherUserLeft(open_folder, monkeypatch):
-    """Another user's cache matches this user's machine, torch and compiler exactly."""
-    shared = open_folder / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    planted = _as_somebody(open_folder, SLUICE_CACHE_DIR=str(shared))
-    assert planted.startswith(f"{shared}/") and os.stat(planted).st_uid == SOMEBODY
-    monkeypatch.setenv("SLUICE_CACHE_DIR", str(shared))
-    with pytest.raises(NotFound, match="belongs to user 4242") as refused:
-        build.ensure()
-    assert os.path.dirname(planted) in str(refused.value)
-    os.chmod(shared, 0o777)
-    with pytest.raises(NotFound, match="every user can write it"):
-        build.ensure()
+def test_Ensure_ShippedOne_IsAsTrustedAsThePackagesOwner(cache, tmp_path, monkeypatch, capfd):
+    path = ship()
+    os.chown(path, SOMEBODY, -1)
+    assert build.ensure() != path and f"it belongs to user {SOMEBODY}" in capfd.readouterr().err
+    os.chown(f"{path}.stamp", SOMEBODY, -1)
+    module = tmp_path / "package" / "build.py"
+    module.write_text("")
+    os.chown(module, SOMEBODY, -1)
+    monkeypatch.setattr(build, "__file__", str(module))
+    assert build.ensure() == path

@@ -2,7 +2,7 @@
 """Jobs of ranks: backwards that add to existing gradients, in layers with separate parameters per expert."""
 
 import torch
-from layer_cases import Case, close, compare, group, world
+from layer_cases import Case, close, group, world
 from sluice.adapters.torch import Context
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,23 +24,14 @@ def micro_steps():
     for seed, (name, options) in enumerate(CASES.items()):
         case = Case(W, **{"tokens": (16, 9), "seed": 60 + seed, **options})
         before, layer = context.passes_in_place, case.layer(context)
-        tokens, ids, weights, params = case.inputs(rank)
-        for _ in range(3):
-            out = layer(tokens, ids, weights, params)
-            out.backward(case.cotangents[rank])
+        case.check(layer, rank, passes=3)
         assert context.passes_in_place - before == 2, (name, context.passes_in_place)
-        compare(case, rank, out, tokens, weights, params, times=3)
         layer.close()
     assert context.stats()["passes_in_place"] == 2 * len(CASES)
 
     # Padded parameters get gradients with other strides, without gaps, so autograd adds.
     case = Case(W, strides="padded", seed=70)
-    layer = case.layer(context, accumulate="in_place")
-    tokens, ids, weights, params = case.inputs(rank)
-    for _ in range(2):
-        out = layer(tokens, ids, weights, params)
-        out.backward(case.cotangents[rank])
-    compare(case, rank, out, tokens, weights, params, times=2)
+    case.check(case.layer(context, accumulate="in_place"), rank, passes=2)
     assert context.passes_in_place == 2 * len(CASES)
     return True
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of ranks: autograd features that users rely on, such as hooks, checkpoints and experts of the host."""
 
-import contextlib
 import gc
 import os
 
 import torch
 from callback_jobs import runner_of
-from layer_cases import Case, close, compare, group, world
+from layer_cases import Case, close, compare, group, raises, world
 from sluice.adapters.torch import Context, ContextOptions
 from sluice.config import TunerOptions
 from sluice.errors import PeerRefused
@@ -31,11 +30,7 @@ class Manners:
         compare(self.case, self.rank, *given, **more)
 
     def gradients_add_up_over_two_backwards(self):
-        tokens, ids, weights, params = self.inputs()
-        for _ in range(2):
-            out = self.layer(tokens, ids, weights, params)
-            out.backward(self.cotangent)
-        self.compare(out, tokens, weights, params, times=2)
+        self.case.check(self.layer, self.rank, passes=2)
 
     def two_outstanding_forwards_go_back_in_either_order(self):
         a, b = self.inputs(), self.inputs()
@@ -56,7 +51,7 @@ class Manners:
             out.backward(self.cotangent)
             self.compare(out, tokens, weights, params, times=2)
         self.case.restore = ("keep", "keep")
-        with _raises(RuntimeError, "second time"):
+        with raises(RuntimeError, "second time"):
             out.backward(self.cotangent)
 
     def gradients_take_the_place_of_saved_rows_where_no_graph_is_retained(self):
@@ -103,7 +98,7 @@ class Manners:
         tokens, ids, weights, params = self.inputs()
         out = self.layer(tokens, ids, weights, params)
         (first,) = torch.autograd.grad(out, tokens, self.cotangent.clone().requires_grad_(), create_graph=True)
-        with _raises(RuntimeError, "once_differentiable"):
+        with raises(RuntimeError, "once_differentiable"):
             first.sum().backward()
 
     def an_in_place_change_is_caught(self):
@@ -114,7 +109,7 @@ class Manners:
             out = self.layer(middle, ids, weights, params)
             with torch.no_grad():
                 (middle if which == "tokens" else params[0]["w1"]).add_(1)
-            with _raises(RuntimeError, "inplace operation"):
+            with raises(RuntimeError, "inplace operation"):
                 out.backward(self.cotangent)
 
     def an_in_place_change_on_one_rank_is_told_to_the_others(self):
@@ -125,7 +120,7 @@ class Manners:
             middle.data.add_(0)  # .data is not counted
             with torch.no_grad():
                 middle.add_(1)
-        with _raises(RuntimeError if self.rank == 0 else PeerRefused, "inplace operation"):
+        with raises(RuntimeError if self.rank == 0 else PeerRefused, "inplace operation"):
             out.backward(self.cotangent)
 
     def parameters_may_move_before_backward(self):
@@ -147,17 +142,6 @@ class Manners:
         assert sorted(fired) == list(range(len(params) * 4)), fired
 
 
-@contextlib.contextmanager
-def _raises(kind, text):
-    try:
-        yield
-    except kind as error:
-        assert isinstance(error, PeerRefused) == (kind is PeerRefused), error
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__} with {text!r}")
-
-
 def autograd_manners():
     manners = Manners()
     for name in vars(Manners):
@@ -166,12 +150,17 @@ def autograd_manners():
     return True
 
 
-def hooks_and_checkpoints(callback):
-    """Saved-tensor hooks see all saved tensors; both kinds of checkpointing give the same gradients."""
+def hooks_and_checkpoints():
+    """Saved-tensor hooks see all saved tensors; both kinds of checkpointing give the same gradients. Tests fused
+    experts, and modules of the host."""
     W, rank = world()
     context = Context(group())
     case = Case(W, tokens=(24, 10), bias=True, n=2, seed=31)
-    run, leaves_of = runner_of(case, context, rank, callback)
+    for callback in (False, True):
+        _hooks_and_checkpoints(case, rank, *runner_of(case, context, rank, callback))
+
+
+def _hooks_and_checkpoints(case, rank, run, leaves_of):
     cotangent = case.cotangents[rank]
 
     def gradients(wrap):
@@ -206,7 +195,6 @@ def hooks_and_checkpoints(callback):
         assert len(got) == len(plain)
         for index, (a, b) in enumerate(zip(got, plain)):
             assert torch.equal(a, b), f"{name}: tensor {index} differs by {(a - b).abs().max()}"
-    return True
 
 
 def checkpoints_outstanding():
@@ -239,13 +227,13 @@ def live_bytes():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def checkpoint_memory(callback):
+def checkpoint_memory():
     """Returns bytes that several layers hold between forward and backward, with and without checkpoints."""
     W, rank = world()
     context = Context(group())
     T, M, layers = 4096, 64, 6
     case = Case(W, per_rank=2, K=2, tokens=(T,), bias=True, n=2, widths=(M, 256), seed=40)
-    run, leaves_of = runner_of(case, context, rank, callback)
+    run, leaves_of = runner_of(case, context, rank, callback=False)
 
     def held(wrap):
         leaves = leaves_of()

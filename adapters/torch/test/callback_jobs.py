@@ -2,7 +2,7 @@
 """Jobs of ranks: the host's own modules as experts."""
 
 import torch
-from layer_cases import ACTIVATIONS, Case, close, compare, group, world
+from layer_cases import ACTIVATIONS, Case, close, group, raises, world
 from sluice.adapters.torch import CallbackExperts, Context
 from sluice.errors import External, InvalidArgument, PeerRefused, Unsupported
 
@@ -26,11 +26,16 @@ class TwoLinears(torch.nn.Module):
         return self.fc2(self.activation(self.fc1(x)))
 
 
+def _modules(case, rank):
+    """Returns the experts of a rank as modules."""
+    mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
+    return [TwoLinears(p, case.activation) for p in mine]
+
+
 def runner_of(case, context, rank, callback):
     """Returns (function of leaves, maker of leaves): tokens, weights and all parameters, fused or with modules."""
     if callback:
-        mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
-        modules = [TwoLinears(p, case.activation) for p in mine]
+        modules = _modules(case, rank)
         experts = CallbackExperts(modules, view=lambda rows: rows.view(1, 1, *rows.shape))
         layer = case.layer(context, experts=experts)
 
@@ -63,8 +68,7 @@ def callback_experts():
     out = {}
     for n in (1, 2):
         case = Case(W, tokens=(30, 11), bias=True, n=n, idle=(1,), K=1, seed=60 + n)
-        mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
-        modules = [TwoLinears(p, case.activation) for p in mine]
+        modules = _modules(case, rank)
         experts = CallbackExperts(modules, view=lambda rows: rows.view(1, 1, *rows.shape))
         layer = case.layer(context, experts=experts)
         tokens, ids, weights, _ = case.inputs(rank)
@@ -99,8 +103,7 @@ def callback_experts():
 
     for where in ("forward", "backward"):
         case = Case(W, tokens=(12,), bias=True, seed=63)
-        mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
-        modules = [TwoLinears(p, case.activation) for p in mine]
+        modules = _modules(case, rank)
         calls = [broken if where == "forward" else _BreaksBackward(module) for module in modules]
         if rank != 0:
             calls = modules
@@ -117,18 +120,11 @@ def callback_experts():
         assert (broke is not None) == (rank == 0), repr(broke)
         assert broke is None or isinstance(broke.__cause__, KeyError), repr(broke.__cause__)
         if W > 1:
-            try:
+            with raises(External if rank == 0 else PeerRefused):  # the other ranks are told
                 case.layer(context)(*case.inputs(rank))
-                raise AssertionError("the other ranks were not told")
-            except (PeerRefused, External) as error:
-                assert isinstance(error, External) == (rank == 0), repr(error)
     # The group is still usable.
     case = Case(W, tokens=(12,), bias=True, seed=64)
-    layer = case.layer(context)
-    tokens, ids, weights, params = case.inputs(rank)
-    y = layer(tokens, ids, weights, params)
-    y.backward(case.cotangents[rank])
-    compare(case, rank, y, tokens, weights, params)
+    case.check(case.layer(context), rank)
     return out
 
 
@@ -151,8 +147,7 @@ def experts_run_again():
         case = Case(W, tokens=(30, 11), bias=True, n=3, seed=71)
         found = {}
         for policy in (("keep", "keep"), ("keep", "recompute"), ("offload", "recompute"), ("redispatch", "recompute")):
-            mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
-            modules = [TwoLinears(p, case.activation) for p in mine]
+            modules = _modules(case, rank)
             experts = CallbackExperts([_Draws(module) for module in modules] if draws else modules)
             case.restore = policy
             layer = case.layer(context, experts=experts, chunking="tokens")
@@ -180,25 +175,15 @@ def experts_run_again():
         for policy, (tensors, graph) in found.items():
             assert all(torch.equal(a, b) for a, b in zip(tensors, kept)), policy
             assert graph < bytes_of_graph, (policy, graph, bytes_of_graph)
-    for policy in (("offload", "keep"), ("keep", "offload"), ("redispatch", "offload")):
-        case.restore = policy
-        try:
+    for case.restore, kind, words in (
+        (("offload", "keep"), Unsupported, "callback experts take restore_pre_activation keep"),
+        (("keep", "offload"), Unsupported, "callback experts take restore_pre_activation keep"),
+        (("redispatch", "offload"), Unsupported, "callback experts take restore_pre_activation keep"),
+        (("keep", ("keep", "recompute", "keep")), Unsupported, "recomputed in every chunk or in none"),
+        ((("offload", "redispatch"), "recompute"), InvalidArgument, "policy.input names 2 chunks, and chunks is 3"),
+    ):
+        with raises(kind, words):
             case.layer(context, experts=experts)
-            raise AssertionError(f"{policy} was not refused")
-        except Unsupported as error:
-            assert "callback experts take restore_pre_activation keep" in str(error), str(error)
-    case.restore = ("keep", ("keep", "recompute", "keep"))
-    try:
-        case.layer(context, experts=experts)
-        raise AssertionError("modules that run again in one chunk alone were not refused")
-    except Unsupported as error:
-        assert "recomputed in every chunk or in none" in str(error), str(error)
-    case.restore = (("offload", "redispatch"), "recompute")
-    try:
-        case.layer(context, experts=experts)
-        raise AssertionError("two policies for three chunks were not refused")
-    except InvalidArgument as error:
-        assert "policy.input names 2 chunks, and chunks is 3" in str(error), str(error)
     return True
 
 

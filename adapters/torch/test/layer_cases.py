@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of layers for W ranks, and the results of a plain loop over experts in double precision."""
 
+import contextlib
 import math
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from sluice.adapters.torch import EpGroup, MoeConfig, MoeLayer
+from sluice.errors import PeerRefused
 
 M, H = 12, 20
 ACTIVATIONS = {
@@ -24,6 +26,18 @@ def world():
 
 def group():
     return EpGroup.for_ranks(list(range(dist.get_world_size())))
+
+
+@contextlib.contextmanager
+def raises(kind, text="", peer=None):
+    """Checks the kind, the text and the peer of an error. PeerRefused is not taken for its base classes."""
+    try:
+        yield
+    except kind as error:
+        assert isinstance(error, PeerRefused) == (kind is PeerRefused), error
+        assert text in str(error) and peer in (None, getattr(error, "peer", None)), error
+    else:
+        raise AssertionError(f"no {kind.__name__} with {text!r}")
 
 
 def expert_forward(x, p, activation):
@@ -172,6 +186,14 @@ class Case:
         mine = self.params[rank * self.per_rank : (rank + 1) * self.per_rank]
         params = [{k: self.laid_out(v).requires_grad_() for k, v in p.items()} for p in mine]
         return tokens, ids, weights, params
+
+    def check(self, layer, rank, passes=1):
+        """Compares the results of `rank` after forwards and backwards of a layer, whose gradients add up."""
+        tokens, ids, weights, params = self.inputs(rank)
+        for _ in range(passes):
+            out = layer(tokens, ids, weights, params)
+            out.backward(self.cotangents[rank])
+        compare(self, rank, out, tokens, weights, params, passes)
 
     def tolerance(self):
         return {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}[self.dtype]

@@ -10,71 +10,76 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from layer_cases import Case, close, compare, group, world
+from layer_cases import Case, close, compare, group, raises, world
 from sluice import plan_model
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeConfig, MoeLayer
 from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice, pareto
 from sluice.config import TunerOptions
 from sluice.errors import InvalidArgument, Mismatch, OverBudget, PeerRefused
 
+CASES = {
+    "plain": {},
+    "one route": dict(K=1, seed=1),
+    "four routes": dict(per_rank=4, K=4, seed=2),
+    "every expert": dict(per_rank=2, seed=3),
+    "gated": dict(gated=True, activation="silu", seed=4),
+    "bias": dict(bias=True, activation="relu", seed=5),
+    "gated bias": dict(gated=True, bias=True, activation="gelu_tanh", seed=6),
+    "identity": dict(activation="identity", seed=7),
+    "two chunks": dict(n=2, tokens=(130,), seed=8),
+    "five chunks": dict(n=5, tokens=(300, 171, 9), bias=True, seed=9),
+    "chunks per_chunk": dict(n=3, tokens=(200,), wgrad="per_chunk", gated=True, bias=True, seed=10),
+    "more chunks than tokens": dict(n=5, tokens=(2, 3, 1), seed=11),
+    "chosen chunks": dict(n=0, tokens=(70,), seed=12),
+    "uneven": dict(tokens=(1, 40, 7), seed=13),
+    "nothing on one rank": dict(tokens=(0, 11, 5), seed=14),
+    "nothing anywhere": dict(tokens=(0,), seed=15),
+    "nothing in chunks": dict(tokens=(0, 30), n=2, seed=16),
+    "dropped": dict(drop=0.4, bias=True, seed=17),
+    "all dropped": dict(drop=1.1, seed=18),
+    "idle expert": dict(idle=(1,), K=1, bias=True, seed=19),
+    "hot expert": dict(hot=0, tokens=(60, 90), n=2, K=1, seed=20),
+    "int32 ids": dict(ids_dtype=torch.int32, seed=21),
+    "transposed": dict(strides="transposed", gated=True, bias=True, seed=22),
+    "padded": dict(strides="padded", bias=True, seed=23),
+    "double": dict(dtype=torch.float64, gated=True, bias=True, n=2, tokens=(40, 13), seed=24),
+    "S1": dict(restore=("offload", "offload"), n=3, tokens=(60, 25), bias=True, seed=27),
+    "S2": dict(restore=("redispatch", "offload"), n=3, tokens=(60, 25), gated=True, seed=28),
+    "S3": dict(restore=("offload", "recompute"), n=3, tokens=(60, 25), bias=True, gated=True, seed=29),
+    "S4": dict(restore=("redispatch", "recompute"), n=3, tokens=(60, 25), bias=True, seed=30),
+    "by chunk": dict(
+        restore=(("keep", "offload", "redispatch"), ("recompute", "keep", "offload")),
+        n=3,
+        tokens=(60, 25),
+        gated=True,
+        seed=36,
+    ),
+    "pre-activation by chunk": dict(
+        restore=("keep", ("keep", "recompute", "recompute")), n=3, tokens=(60, 25), dtype=torch.bfloat16, seed=37
+    ),
+    "reuse": dict(reuse=True, restore=("adaptive", "adaptive"), wgrad="adaptive", n=0, tokens=(60, 25), seed=38),
+    "reuse gated bf16": dict(
+        reuse=True, restore=("adaptive", "adaptive"), wgrad="adaptive", n=3, gated=True, dtype=torch.bfloat16, seed=39
+    ),
+    "deduplicated": dict(deduplicate=True, per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, drop=0.1, seed=31),
+    "deduplicated bf16": dict(deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), dtype=torch.bfloat16, seed=32),
+    "bf16": dict(dtype=torch.bfloat16, tokens=(64, 33), seed=25),
+    "bf16 gated chunks": dict(
+        dtype=torch.bfloat16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=26
+    ),
+    "f16": dict(dtype=torch.float16, tokens=(64, 33), seed=33),
+    "f16 gated chunks": dict(
+        dtype=torch.float16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=34
+    ),
+    "deduplicated by node": dict(deduplicate="node", per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, seed=36),
+    "deduplicated as chosen": dict(deduplicate="rank_or_node", per_rank=4, K=4, n=0, tokens=(60, 25), seed=37),
+    "f16 deduplicated": dict(dtype=torch.float16, deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), seed=35),
+}
+
 
 def cases(W):
-    f64, bf16, f16 = torch.float64, torch.bfloat16, torch.float16
-    table = {
-        "plain": {},
-        "one route": dict(K=1, seed=1),
-        "four routes": dict(per_rank=4, K=4, seed=2),
-        "every expert": dict(per_rank=2, K=2 * W, seed=3),
-        "gated": dict(gated=True, activation="silu", seed=4),
-        "bias": dict(bias=True, activation="relu", seed=5),
-        "gated bias": dict(gated=True, bias=True, activation="gelu_tanh", seed=6),
-        "identity": dict(activation="identity", seed=7),
-        "two chunks": dict(n=2, tokens=(130,), seed=8),
-        "five chunks": dict(n=5, tokens=(300, 171, 9), bias=True, seed=9),
-        "chunks per_chunk": dict(n=3, tokens=(200,), wgrad="per_chunk", gated=True, bias=True, seed=10),
-        "more chunks than tokens": dict(n=5, tokens=(2, 3, 1), seed=11),
-        "chosen chunks": dict(n=0, tokens=(70,), seed=12),
-        "uneven": dict(tokens=(1, 40, 7), seed=13),
-        "nothing on one rank": dict(tokens=(0, 11, 5), seed=14),
-        "nothing anywhere": dict(tokens=(0,), seed=15),
-        "nothing in chunks": dict(tokens=(0, 30), n=2, seed=16),
-        "dropped": dict(drop=0.4, bias=True, seed=17),
-        "all dropped": dict(drop=1.1, seed=18),
-        "idle expert": dict(idle=(1,), K=1, bias=True, seed=19),
-        "hot expert": dict(hot=0, tokens=(60, 90), n=2, K=1, seed=20),
-        "int32 ids": dict(ids_dtype=torch.int32, seed=21),
-        "transposed": dict(strides="transposed", gated=True, bias=True, seed=22),
-        "padded": dict(strides="padded", bias=True, seed=23),
-        "double": dict(dtype=f64, gated=True, bias=True, n=2, tokens=(40, 13), seed=24),
-        "S1": dict(restore=("offload", "offload"), n=3, tokens=(60, 25), bias=True, seed=27),
-        "S2": dict(restore=("redispatch", "offload"), n=3, tokens=(60, 25), gated=True, seed=28),
-        "S3": dict(restore=("offload", "recompute"), n=3, tokens=(60, 25), bias=True, gated=True, seed=29),
-        "S4": dict(restore=("redispatch", "recompute"), n=3, tokens=(60, 25), bias=True, seed=30),
-        "by chunk": dict(
-            restore=(("keep", "offload", "redispatch"), ("recompute", "keep", "offload")),
-            n=3,
-            tokens=(60, 25),
-            gated=True,
-            seed=36,
-        ),
-        "pre-activation by chunk": dict(
-            restore=("keep", ("keep", "recompute", "recompute")), n=3, tokens=(60, 25), dtype=bf16, seed=37
-        ),
-        "reuse": dict(reuse=True, restore=("adaptive", "adaptive"), wgrad="adaptive", n=0, tokens=(60, 25), seed=38),
-        "reuse gated bf16": dict(
-            reuse=True, restore=("adaptive", "adaptive"), wgrad="adaptive", n=3, gated=True, dtype=bf16, seed=39
-        ),
-        "deduplicated": dict(deduplicate=True, per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, drop=0.1, seed=31),
-        "deduplicated bf16": dict(deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), dtype=bf16, seed=32),
-        "bf16": dict(dtype=bf16, tokens=(64, 33), seed=25),
-        "bf16 gated chunks": dict(dtype=bf16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=26),
-        "f16": dict(dtype=f16, tokens=(64, 33), seed=33),
-        "f16 gated chunks": dict(dtype=f16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=34),
-        "deduplicated by node": dict(deduplicate="node", per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, seed=36),
-        "deduplicated as chosen": dict(deduplicate="rank_or_node", per_rank=4, K=4, n=0, tokens=(60, 25), seed=37),
-        "f16 deduplicated": dict(dtype=f16, deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), seed=35),
-    }
-    return {name: Case(W, **options) for name, options in table.items()}
+    every = {"every expert": {"K": 2 * W}}
+    return {name: Case(W, **options, **every.get(name, {})) for name, options in CASES.items()}
 
 
 def numbers(gemm):
@@ -109,39 +114,6 @@ def numbers(gemm):
     return results
 
 
-def same_for_all_chunks():
-    """Outputs and input gradients do not depend on the number of chunks with the reference GEMMs."""
-    W, rank = world()
-    context = Context(group(), ContextOptions(gemm="ref"))
-    case = Case(W, tokens=(90, 33, 50), bias=True, gated=True, seed=50)
-    seen = []
-    for n in (1, 2, 5):
-        layer = case.layer(context, chunks=n)
-        tokens, ids, weights, params = case.inputs(rank)
-        out = layer(tokens, ids, weights, params)
-        out.backward(case.cotangents[rank])
-        seen.append((out.detach(), tokens.grad, weights.grad))
-    return [[torch.equal(a, b) for a, b in zip(seen[0], other)] for other in seen[1:]]
-
-
-def blocks_go_from_step_to_step():
-    """Offloads rows for twenty steps with two forwards outstanding. Returns allocated blocks and idle bytes by step."""
-    W, rank = world()
-    context = Context(group(), ContextOptions(gemm="ref"))
-    case = Case(W, tokens=(60, 25), n=3, restore=("offload", "offload"), seed=52)
-    layer = case.layer(context)
-    found = []
-    for _ in range(20):
-        given = [case.inputs(rank) for _ in range(2)]
-        outs = [layer(*each) for each in given]
-        for out in outs:
-            out.backward(case.cotangents[rank])
-        del given, outs, out
-        stats = context.stats()
-        found.append((stats["num_pool_allocations"], stats["idle_pool_bytes"], stats["current_bytes"]))
-    return found
-
-
 def fallback_is_told():
     """Warnings and num_fallback_chunks of a budget's least plan: under even routing, and with a hot expert."""
     W, rank = world()
@@ -166,39 +138,6 @@ def fallback_is_told():
                 budget = int(re.search(r"needs (\d+)", str(error))[1])
                 context.close()
         found.append(([str(one.message) for one in told], context.stats()["num_fallback_chunks"]))
-    return found
-
-
-def two_shapes_in_a_budget():
-    """Peaks and budgets of layers of two shapes, from the smallest budget that any of them names on any rank."""
-    W, rank = world()
-    choices = {"wgrad": "adaptive", "restore": ("adaptive", "adaptive")}
-    cases = [
-        Case(W, K=1, tokens=(200, 120), widths=(16, 96), seed=54, **choices),
-        Case(W, K=4, tokens=(200, 120), widths=(16, 8), seed=55, **choices),
-    ]
-
-    def open_model(budget):
-        context = Context(group(), ContextOptions(gemm="ref", memory_budget=budget, num_layers=2))
-        return context, [case.layer(context, chunks=0) for case in cases]
-
-    context, layers = open_model(1 << 28)
-    least = torch.tensor(max(layer.smallest_budget(200) for layer in layers))
-    dist.all_reduce(least, dist.ReduceOp.MAX)
-    context.close()
-    found = []
-    for sixteenths in range(0, 24, 2):
-        budget = int(least) * (16 + sixteenths) // 16
-        context, layers = open_model(budget)
-        for _ in range(2):
-            given = [case.inputs(rank) for case in cases]
-            outs = [layer(*each) for layer, each in zip(layers, given)]
-            for case, out in zip(cases, outs):
-                out.backward(case.cotangents[rank])
-        for case, (tokens, _ids, weights, params), out in zip(cases, given, outs):
-            compare(case, rank, out, tokens, weights, params)
-        found.append((context.stats()["peak_bytes"], budget))
-        context.close()
     return found
 
 
@@ -251,10 +190,7 @@ def chosen_copies(folder):
         case = Case(W, K=routes, seed=57, **fixed)
         layer = case.layer(context, chunks=0 if budget else 2)
         for _ in range(3):
-            tokens, ids, weights, params = case.inputs(rank)
-            out = layer(tokens, ids, weights, params)
-            out.backward(case.cotangents[rank])
-        compare(case, rank, out, tokens, weights, params)
+            case.check(layer, rank)
         stats = context.stats()
         found.append((stats["last_deduplicate"], stats["deduplication"]))
         context.close()
@@ -284,30 +220,18 @@ def refusals():
     }
     culprit = W - 1
     for name, call in wrong.items():
+        print(name, flush=True)
         began = time.monotonic()
-        try:
+        with raises(InvalidArgument if rank == culprit else PeerRefused, "" if rank == culprit else str(culprit)):
             call() if rank == culprit else layer(tokens, ids, weights, params)
-            raise AssertionError(f"{name} went through")
-        except InvalidArgument as error:
-            assert rank == culprit, (name, error)
-        except PeerRefused as error:
-            assert rank != culprit and str(culprit) in str(error), (name, error)
-        assert time.monotonic() - began < 30, name  # and not the group's 60
-    out = layer(tokens, ids, weights, params)
-    out.backward(case.cotangents[rank])
-    compare(case, rank, out, tokens, weights, params)
+        assert time.monotonic() - began < 30  # and not the group's 60
+    case.check(layer, rank)
     if W > 1:
-        try:
+        with raises(InvalidArgument, f"{2 * W + 1} experts do not divide over {W} ranks; give expert_rank"):
             MoeLayer(context, MoeConfig(model_width=8, num_experts=2 * W + 1, top_k=1))
-            raise AssertionError("experts that no share can be made of went through")
-        except InvalidArgument as error:
-            assert f"{2 * W + 1} experts do not divide over {W} ranks; give expert_rank" in str(error), error
         other = Case(W, tokens=(8,), seed=71).layer(context, layer_id=1 if rank == 0 else 2)
-        try:
+        with raises(Mismatch):
             other(tokens, ids, weights, params)
-            raise AssertionError("ranks in different layers went through")
-        except Mismatch:
-            pass
     return True
 
 
@@ -359,11 +283,8 @@ def under_plans():
     other = Case(W, tokens=(8,), seed=81, widths=(8, 16)).layer(context)
     alone = case.layer(Context(EpGroup.for_ranks([rank])), chunks=0)  # the same layer on one rank
     for one in (other, alone) if W > 1 else (other,):
-        try:
+        with raises(InvalidArgument, "this plan was made for layer"):
             one.use_plan(two)
-            raise AssertionError("the plan of another layer or of another number of ranks went through")
-        except InvalidArgument as error:
-            assert "this plan was made for layer" in str(error), error
     return said
 
 

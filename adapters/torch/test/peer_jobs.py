@@ -27,28 +27,6 @@ def impatient_group(seconds):
         module.join = patient
 
 
-def silent_peer():
-    """The last rank never calls the layer: at the deadline the others get an error that names the rank."""
-    W, rank = world()
-    case = Case(W, tokens=(8,), seed=83)
-    layer = case.layer(Context(impatient_group(seconds=3)))
-    tokens, ids, weights, params = case.inputs(rank)
-    result = None
-    if rank == W - 1:
-        meeting.hear("told", range(W - 1))
-    else:
-        meeting.say("here")
-        meeting.hear("here", range(W - 1))  # the other ranks need almost none of the three seconds
-        began = time.monotonic()
-        try:
-            layer(tokens, ids, weights, params)
-        except SluiceError as error:
-            result = type(error).__name__, error.peer, time.monotonic() - began, str(error)
-        meeting.say("told")
-    meeting.part(range(W))
-    return result
-
-
 def evaluates_alone():
     """Rank 0 evaluates and gives up; then rank 1 calls a training forward."""
     W, rank = world()
@@ -69,8 +47,9 @@ def evaluates_alone():
     return result
 
 
-def killed_peer(posted_first, leaves_child=False):
-    """The last rank is killed, before or after the others have entered their backward. A child of it may live."""
+def killed_peer():
+    """The last rank is killed after the others have entered their backward. A child of it, like a worker of a data
+    loader, has copies of all its descriptors and continues to run."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=84)
     layer = case.layer(Context(group()))
@@ -78,16 +57,14 @@ def killed_peer(posted_first, leaves_child=False):
     out = layer(tokens, ids, weights, params)
     others = range(W - 1)
     if rank == W - 1:
-        meeting.hear("going" if posted_first else "forward done", others)
-        if posted_first:
-            time.sleep(0.5)  # the others are usually waiting by then; the result is the same if not
-        if leaves_child:
-            _leave_child()
-        meeting.say("dying")
+        meeting.hear("going", others)
+        time.sleep(0.5)  # the others are usually waiting by then; the result is the same if not
+        child = os.fork()
+        if child == 0:
+            time.sleep(90)  # unless it is killed before that
+            os._exit(0)
+        meeting.store().set("test/child", str(child))
         os.kill(os.getpid(), signal.SIGKILL)
-    meeting.say("forward done")
-    if not posted_first:
-        meeting.hear("dying", [W - 1])
     meeting.say("going")
     began = time.monotonic()
     result = None
@@ -95,19 +72,10 @@ def killed_peer(posted_first, leaves_child=False):
         out.backward(case.cotangents[rank])
     except SluiceError as error:
         result = type(error).__name__, error.peer, time.monotonic() - began, str(error)
-    if leaves_child and rank == 0:
+    if rank == 0:
         os.kill(int(meeting.store().get("test/child")), signal.SIGKILL)
     meeting.part(others)
     return result
-
-
-def _leave_child():
-    """Forks a child like a worker of a data loader, which has copies of all descriptors and continues to run."""
-    child = os.fork()
-    if child == 0:
-        time.sleep(90)  # unless it is notified before that
-        os._exit(0)
-    meeting.store().set("test/child", str(child))
 
 
 def interrupted():

@@ -7,53 +7,9 @@ import json
 import pytest
 import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+from layer_jobs import CASES
 from sluice import decision_log, errors
 
-CASES = [
-    "plain",
-    "one route",
-    "four routes",
-    "every expert",
-    "gated",
-    "bias",
-    "gated bias",
-    "identity",
-    "two chunks",
-    "five chunks",
-    "chunks per_chunk",
-    "more chunks than tokens",
-    "chosen chunks",
-    "uneven",
-    "nothing on one rank",
-    "nothing anywhere",
-    "nothing in chunks",
-    "dropped",
-    "all dropped",
-    "idle expert",
-    "hot expert",
-    "int32 ids",
-    "transposed",
-    "padded",
-    "double",
-    "S1",
-    "S2",
-    "S3",
-    "S4",
-    "by chunk",
-    "pre-activation by chunk",
-    "reuse",
-    "reuse gated bf16",
-    "deduplicated",
-    "deduplicated bf16",
-    "deduplicated by node",
-    "deduplicated as chosen",
-    "bf16",
-    "bf16 gated chunks",
-    "f16",
-    "f16 gated chunks",
-    "f16 deduplicated",
-]
-WORLDS = [1, 2, 3, 4]
 SOON = 30  # seconds, on the busiest machine: far below the groups' deadline of 60
 
 
@@ -70,27 +26,9 @@ def test_Layer_AgainstLoopOverExperts_Agrees(world, gemm, case):
         assert results[case] is None, f"rank {rank}: {results[case]}"
 
 
-def test_Cases_AllOfThem_AreListed():
-    assert set(numbers(1, "auto")[0]) == {*CASES, "stats"}
-
-
 def test_Layer_UnderPlans_HasTheSameBitsAndUnlikeOnesAreAMismatch():
     assert ranks.run(1, "layer_jobs:under_plans") == ["nothing"]
     assert ranks.run(2, "layer_jobs:under_plans") == ["Mismatch"] * 2
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_Layer_AnyNumberOfChunks_GivesTheSameBits(world):
-    for result in ranks.run(world, "layer_jobs:same_for_all_chunks"):
-        assert result == [[True] * 3] * 2
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_OffloadedRows_TwentySteps_LieInTheBlocksOfTheFirst(world):
-    for steps in ranks.run(world, "layer_jobs:blocks_go_from_step_to_step"):
-        first = steps[0]
-        assert first[0] == 4 and first[1] > 0  # T_DI and T_M of two forwards
-        assert all(step == first for step in steps)
 
 
 def test_Budget_ChunksThatNoLongerFit_AreToldOnceByTheFirstRank():
@@ -98,12 +36,6 @@ def test_Budget_ChunksThatNoLongerFit_AreToldOnceByTheFirstRank():
         assert even == ([], 0)
         assert len(hot[0]) == (rank == 0) and hot[1] >= 3, hot
         assert rank != 0 or "more rows than memory_budget keeps" in hot[0][0]
-
-
-def test_Budget_LayersOfTwoShapes_EachHasItsRoom():
-    for found in ranks.run(2, "layer_jobs:two_shapes_in_a_budget"):
-        assert len(found) == 12
-        assert all(peak <= budget for peak, budget in found), found
 
 
 def test_Deduplicate_ByDefault_IsChosenWithAMachine(tmp_path):
@@ -147,7 +79,7 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
     assert all(entry["ranks"] == 2 and entry["restore_input"] is None for entry in kept)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_Autograd_UsersExpectations_Hold(world):
     ranks.run(world, "autograd_jobs:autograd_manners")
 
@@ -161,21 +93,17 @@ def test_Gradients_UnderDdp_AreAddedByAutograd():
     assert ranks.run(2, "accumulate_jobs:data_parallel") == [True] * 2
 
 
-@pytest.mark.parametrize("callback", [False, True])
-@pytest.mark.parametrize("world", [1, 2])
-def test_Checkpointing_BothKindsAndHooks_SameGradients(world, callback):
-    ranks.run(world, "autograd_jobs:hooks_and_checkpoints", callback=callback)
+def test_Checkpointing_BothKindsAndHooks_SameGradients():
+    ranks.run(2, "autograd_jobs:hooks_and_checkpoints")
 
 
 def test_Checkpointing_SeveralOutstandingWhileChunksAreTried_EachRepeatsItsOwn():
     assert min(ranks.run(2, "autograd_jobs:checkpoints_outstanding")) > 0
 
 
-@pytest.mark.parametrize("callback", [False, True])
-def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
+def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved():
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    job = "autograd_jobs:checkpoint_memory"
-    plain, saved, inputs = ranks.run(1, job, callback=callback, extra_environment=malloc)[0]
+    plain, saved, inputs = ranks.run(1, "autograd_jobs:checkpoint_memory", extra_environment=malloc)[0]
     print(f"held after forward: {plain / 1e6:.1f} MB plain, {saved / 1e6:.1f} MB checkpointed")
     # A checkpoint keeps each layer's input; the tensors that a layer saves are several times that.
     assert saved < 0.4 * plain, (plain, saved, inputs)
@@ -191,19 +119,17 @@ def test_CallbackExperts_RunAgainInBackward_HaveTheBitsOfKeeping(world):
     assert ranks.run(world, "callback_jobs:experts_run_again") == [True] * world
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_Refusal_WrongInputOnOneRank_IsAnErrorOnAll(world):
     ranks.run(world, "layer_jobs:refusals")
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_Lifetimes_CloseAndCollect_SayWhatHappened(world):
-    ranks.run(world, "lifetime_jobs:lifetimes", finalize=True)
+def test_Lifetimes_CloseAndCollect_SayWhatHappened():
+    ranks.run(2, "lifetime_jobs:lifetimes", finalize=True)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_Fork_DataLoaderWorkers_RunAndExit(world):
-    assert ranks.run(world, "lifetime_jobs:forked_workers", finalize=True) == [4] * world
+def test_Fork_DataLoaderWorkers_RunAndExit():
+    assert ranks.run(2, "lifetime_jobs:forked_workers", finalize=True) == [4] * 2
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -233,22 +159,16 @@ def test_Groups_OfSeveralSizes_WorkSideBySide():
     assert ranks.run(4, "group_jobs:several_groups") == [True] * 4
 
 
-@pytest.mark.parametrize("uneven", [False, True], ids=["as many", "any number"])
-@pytest.mark.parametrize("W", [2, 3])
-def test_ReplaceExperts_BetweenSteps_HasTheBitsOfNone(W, uneven):
-    assert ranks.run(W, "group_jobs:moving_experts", uneven=uneven) == [True] * W
+def test_ReplaceExperts_WrongPlacements_AreNamedAndAnotherIsTaken():
+    assert ranks.run(2, "group_jobs:placements") == [True] * 2
 
 
-def test_ReplaceExperts_WrongPlacements_AreNamed():
-    assert ranks.run(2, "group_jobs:placements_that_differ") == [True] * 2
-
-
-def test_SilentPeer_Forward_IsNamedAtTheDeadline():
-    results = ranks.run(3, "peer_jobs:silent_peer")
-    for name, _, took, text in results[:-1]:
-        # The first rank to reach the deadline closes the connections, which the other may notice.
-        assert name in ("TimedOut", "PeerLost") and took < SOON, text
-    assert any(name == "TimedOut" and peer == 2 for name, peer, _, _ in results[:-1]), results
+def test_KilledPeer_Backward_IsLostByName():
+    ended = ranks.finish(ranks.start(3, "peer_jobs:killed_peer"))
+    assert ended[-1].code == -9
+    found = [end.result for end in ended[:-1]]
+    assert all(result and result[0] == "PeerLost" and result[2] < SOON for result in found), found
+    assert any(result[1] == 2 for result in found), found
 
 
 def test_OneRankEvaluates_TheOtherComesLater_BothHearWhy():
@@ -259,16 +179,6 @@ def test_OneRankEvaluates_TheOtherComesLater_BothHearWhy():
     assert "rank 0 runs a forward without a backward (needs_backward 0" in second[2], second
     for _, _, text in (first, second):
         assert errors.HOST_REMEDY in text and "destroy it" not in text, text
-
-
-@pytest.mark.parametrize(("posted_first", "leaves_child"), [(True, False), (False, False), (True, True)])
-def test_KilledPeer_Backward_IsLostByName(posted_first, leaves_child):
-    how = {"posted_first": posted_first, "leaves_child": leaves_child}
-    ended = ranks.finish(ranks.start(3, "peer_jobs:killed_peer", **how))
-    assert ended[-1].code == -9
-    found = [end.result for end in ended[:-1]]
-    assert all(result and result[0] == "PeerLost" and result[2] < SOON for result in found), found
-    assert any(result[1] == 2 for result in found), found
 
 
 @pytest.mark.alone
@@ -283,13 +193,12 @@ def test_CtrlC_DuringForward_RaisesWithinASecond():
     raise AssertionError(best)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_Trace_ForwardAndBackward_IsPlainData(world):
-    for events, stats in ranks.run(world, "layer_jobs:traces"):
+def test_Trace_ForwardAndBackward_IsPlainData():
+    for events, stats in ranks.run(2, "layer_jobs:traces"):
         assert {"layer", "chunk", "lane", "op", "direction", "begin_ns", "end_ns", "bytes"} == set(events[0])
         assert {event["layer"] for event in events} == {7}
         assert {event["direction"] for event in events} == {"forward", "backward"}
         assert {event["chunk"] for event in events} >= {0, 1}
         assert all(event["begin_ns"] <= event["end_ns"] for event in events)
         assert stats["num_passes"] == 2 and stats["last_num_chunks"] == 2 and stats["gemm"]
-        assert (stats["bytes_sent"] > 0) == (world > 1)
+        assert stats["bytes_sent"] > 0

@@ -315,9 +315,8 @@ def test_PlanModel_ContextWithABudgetOfItsOwn_IsRefused(qwen3_moe) -> None:
         sluice.plan_model(model, "1GiB", given)
 
 
-@pytest.mark.parametrize("world", [2])
-def test_PlanModel_ExpertsSharedAmongRanks_GetTheSamePlans(world) -> None:
-    results = ranks.run(world, "layer_jobs:model_under_a_budget")
+def test_PlanModel_ExpertsSharedAmongRanks_GetTheSamePlans() -> None:
+    results = ranks.run(2, "layer_jobs:model_under_a_budget")
     assert all(result == results[0] for result in results) and len(results[0]) == 3
     kept, tight, refused = results[0]
     assert [policy for policy, _ in kept] == ["keep"] * 3 and kept != tight

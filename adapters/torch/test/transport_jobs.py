@@ -5,7 +5,7 @@ import os
 import warnings
 
 import torch
-from layer_cases import Case, compare, world
+from layer_cases import Case, world
 from sluice.adapters.torch import Context, EpGroup
 from sluice.errors import Mismatch, NotFound, PeerRefused
 
@@ -16,10 +16,7 @@ def _train(group):
     W, rank = world()
     case = Case(W, tokens=(60, 25, 9), n=3, seed=101)
     context = Context(group)
-    tokens, ids, weights, params = case.inputs(rank)
-    out = case.layer(context)(tokens, ids, weights, params)
-    out.backward(case.cotangents[rank])
-    compare(case, rank, out, tokens, weights, params)
+    case.check(case.layer(context), rank)
     sent = context.stats()["bytes_sent"]
     context.close()
     return group.carrier(context.placement), sent
@@ -44,9 +41,9 @@ def unreachable():
         chosen = _train(EpGroup.for_ranks(range(W)))
     words = [str(w.message) for w in caught if "go through gloo" in str(w.message)]
     group = EpGroup.for_ranks(range(W), transport="tcp")
+    refused = None
     try:
         Context(group)
-        raise AssertionError("a context over connections that cannot be")
     except (NotFound, PeerRefused) as error:
         refused = type(error).__name__, error.peer, str(error)
     group.close()
@@ -65,11 +62,11 @@ def different():
     return text, _train(EpGroup.for_ranks(range(W), transport="tcp"))
 
 
-def posted(chunks):
+def posted():
     """Returns a layer's calls to gloo in order, of its forward and its backward: R for a receive, S for a send."""
     W, rank = world()
     # Every token goes to every expert, so that each exchange has a message to each rank and one from it.
-    case = Case(W, tokens=(32,), per_rank=1, K=W, n=chunks, seed=102)
+    case = Case(W, tokens=(32,), per_rank=1, K=W, n=4, seed=102)
     context = Context(EpGroup.for_ranks(range(W), transport="c10d"))
     layer = case.layer(context, chunking="tokens")
     tokens, ids, weights, params = case.inputs(rank)

@@ -28,33 +28,6 @@ def test_Kept_FirstRanksFileAlone_BeginsAllRanks(tmp_path):
     assert all(why == ["imported"] for why, _, _ in exported)
 
 
-def test_Kept_OnTheOtherRankAlone_IsNotTaken(tmp_path):
-    kept = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=None, others=None)[0][2]
-    (tmp_path / "kept0.json").unlink()
-    found = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=None, others=kept)
-    assert all(why and "imported" not in why for why, _, _ in found)
-
-
-def _bad(answer):
-    return json.dumps({"sluice_decisions": 3, "answers": [answer]})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"sluice_kept_decisions": 2, "machines": {"th',
-        _bad(  # the library detects the error in this one
-            {"layer": "a1b2c3d4e5f60718", "rows": 64, "num_chunks": 4000}
-        ),
-    ],
-)
-def test_Kept_Damaged_MovedAsideAndTrainingGoesOn(tmp_path, text):
-    found = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=text, others=None)
-    assert all(why and "imported" not in why for why, _, _ in found)
-    assert (tmp_path / "kept0.json.damaged").read_text() == text
-    assert json.loads((tmp_path / "kept0.json").read_text())["machines"]
-
-
 def test_Kept_InAFileOfTheUsers_AllRanksAreToldAndItStays(tmp_path):
     found = ranks.run(2, "cached_decisions_jobs:strange_file", folder=str(tmp_path), text="import torch\n")
     (first, again), (second, again2) = found

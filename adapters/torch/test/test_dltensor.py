@@ -3,10 +3,8 @@
 
 import ctypes
 
-import numpy
 import pytest
 import torch
-from sluice import errors
 from sluice._library import load
 
 T, M, H, E, K = 6, 4, 5, 3, 2
@@ -147,34 +145,3 @@ def test_DLTensor_WithAByteOffset_IsReadFromThere():
     with Layer() as layer:
         layer.forward(**{**given, "tokens": Moved()})
     torch.testing.assert_close(given["out"], wanted)
-
-
-BAD = {
-    "tokens in f64": ("tokens", torch.Tensor.double, "tokens: dtype is f64, want f32"),
-    "tokens in bf16": ("tokens", torch.Tensor.bfloat16, "tokens: dtype is bf16, want f32"),
-    "ids in f32": ("ids", torch.Tensor.float, "expert_ids: dtype is f32"),
-    "ids in i16": ("ids", torch.Tensor.short, "expert_ids: elements of type code 0 with 16 bits"),
-    "weights as truths": ("weights", torch.Tensor.bool, "route_weights: elements of type code 6"),
-    "experts in f16": ("w1", torch.Tensor.half, "w1"),
-    "tokens by columns": ("tokens", lambda given: given.t().contiguous().t(), "tokens: "),
-    "a row too few": ("weights", lambda given: given[1:], "route_weights"),
-    "one dimension": ("tokens", torch.Tensor.flatten, "tokens: has 1 dimensions, want 2"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_DLTensor_Wrong_IsNamedAndNothingIsWritten(what):
-    name, change, words = BAD[what]
-    given = values()
-    given[name] = change(given[name])
-    with Layer() as layer, pytest.raises(errors.InvalidArgument) as caught:
-        layer.forward(**given)
-    assert words in str(caught.value), caught.value
-    assert bool(given["out"].isnan().all())
-
-
-def test_DLTensor_OfNumPy_WrongByteWidth_IsNamed():
-    given = {name: tensor.numpy() for name, tensor in values().items()}
-    given["tokens"] = given["tokens"].astype(numpy.float64)
-    with Layer() as layer, pytest.raises(errors.InvalidArgument, match="tokens: dtype is f64, want f32"):
-        layer.forward(**given)

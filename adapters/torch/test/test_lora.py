@@ -5,7 +5,6 @@ import pytest
 import torch
 from sluice.adapters.torch import Context, ContextOptions, Lora, MoeConfig, MoeLayer, StackedLayer
 from sluice.errors import InvalidArgument
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 EXPERTS, MODEL, HIDDEN, TOP_K, RANK, TOKENS = 4, 24, 32, 2, 3, 40
@@ -146,34 +145,6 @@ def test_FewOfTheFactorsTrained_OthersHaveNoGradient(context):
         assert torch.equal(model.factors[name].grad.double(), want)
 
 
-class Sizes(TorchDispatchMode):
-    """Finds results that are as large as a stack of experts."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            is_large = isinstance(tensor, torch.Tensor) and tensor.numel() >= EXPERTS * MODEL * HIDDEN
-            if is_large and func.overloadpacket is not torch.ops.aten.detach:
-                self.found.append(str(func))
-        return out
-
-
-def test_Step_MakesNoTensorAsLargeAsAStack(context):
-    model, layer = Model(), make(context)
-    lora = model.lora()
-    out = layer(model.tokens, model.ids, model.weights, model.stacks, lora)
-    with Sizes() as sizes:
-        out.sum().backward()
-    assert sizes.found == []
-    with Sizes() as sizes:
-        model.dense()
-    assert sizes.found  # it counts
-
-
 def refused(context, text, lora=None, stacks=None, **options):
     model, layer = Model(), make(context, **options)
     given = model.lora() if lora is None else lora(model.lora())
@@ -185,22 +156,14 @@ def refused(context, text, lora=None, stacks=None, **options):
 
 
 def test_BadAdapters_AreRefusedByName(context):
-    def without(name):
-        return lambda lora: lora._replace(factors={n: f for n, f in lora.factors.items() if n != name})
-
     def changed(name, factor):
         return lambda lora: lora._replace(factors={**lora.factors, name: factor(lora.factors)})
 
     refused(context, "give its MoeConfig lora_rank", lora_rank=0)
-    refused(context, "params.la1 has rank 3; it must be in .1, lora_rank = 2.", lora_rank=2)
-    refused(context, "params.lb2 is given, but la2 is NULL", without("la2"))
-    refused(context, "params.la2 is given, but lb2 is NULL", without("lb2"))
     refused(context, "la4 is not a factor of an adapter", changed("la4", lambda f: f["la1"]))
     refused(
         context, r"la1 has shape \[3, 3, 24\]: a factor is stacked over the 4", changed("la1", lambda f: f["la1"][:3])
     )
-    refused(context, r"params.la1\[0\]: dtype is bf16", changed("la1", lambda f: f["la1"].bfloat16()))
-    refused(context, "lora_scale1 is nan", lambda lora: lora._replace(scales={"la1": float("nan")}))
     refused(context, "lb1 has no scale", lambda lora: lora._replace(scales={"lb1": 1.0}))
 
 

@@ -1,54 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that separate weight gradients of linear layers have the bits of a whole backward."""
+"""Tests which weight gradients of linear layers are computed separately, and when.
 
-import copy
+Their bits are compared by adapters/pipelining/test and by rows of integration_tests/pairs.
+"""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from sluice.adapters.torch.split_backward import SplitBackward, linears_of
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 WIDTH = 24
-MICRO_BATCHES = 3
-
-
-class Net(nn.Module):
-    """A layer that is used twice, a frozen one, one without bias, and a norm whose gradients are never deferred."""
-
-    def __init__(self, checkpointed):
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH, bias=False)
-        self.twice, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.half_frozen = nn.Linear(WIDTH, WIDTH)
-        self.half_frozen.bias.requires_grad_(False)
-        self.checkpointed = checkpointed
-
-    def inner(self, x):
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-    def forward(self, x):
-        x = self.twice(torch.tanh(self.twice(x)))
-        if self.checkpointed is None:
-            x = self.inner(x)
-        else:
-            x = checkpoint(self.inner, x, use_reentrant=self.checkpointed == "reentrant")
-        return self.half_frozen(self.frozen(x))
-
-
-def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def inputs(shape, dtype):
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randn(*shape, WIDTH, generator=generator).to(dtype) for _ in range(MICRO_BATCHES)]
-
-
-def never(module):
-    return False
 
 
 def taken(net, linears, x):
@@ -61,62 +22,12 @@ def taken(net, linears, x):
     return later
 
 
-@pytest.mark.parametrize("checkpointed", [None, "reentrant", "nonreentrant"])
-@pytest.mark.parametrize("shape", [(7,), (1,), (2, 5), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_Gradients_ThatCameLater_HaveTheBitsOfAWholeBackward(checkpointed, shape, dtype):
-    torch.manual_seed(1)
-    whole = Net(checkpointed).to(dtype)
-    divided = copy.deepcopy(whole)
-    later = taken(divided, linears_of(divided, never), inputs(shape, dtype)[0].requires_grad_())
-    waiting = []
-    for number, x in enumerate(inputs(shape, dtype)):
-        given = [x.clone().requires_grad_() for _ in range(2)]
-        outputs = [net(each) for net, each in zip((whole, divided), given)]
-        assert bits(outputs[0]) == bits(outputs[1])
-        grad = torch.cos(outputs[0].detach())
-        outputs[0].backward(grad)
-        with later.left_behind(number):
-            outputs[1].backward(grad)
-        assert bits(given[0].grad) == bits(given[1].grad)
-        waiting.append(number)
-        if number == 0:
-            assert divided.up.weight.grad is None and divided.norm.weight.grad is not None
-        if len(waiting) == 2:  # one later
-            later.run(waiting.pop(0))
-    later.run(waiting.pop(0))
-    later.give_back()
-    assert later.num_left == 4 * MICRO_BATCHES
-    for (name, one), (_, other) in zip(whole.named_parameters(), divided.named_parameters()):
-        assert (one.grad is None) == (other.grad is None) == (not one.requires_grad), name
-        if one.grad is not None:
-            assert bits(one.grad) == bits(other.grad), name
-    assert "forward" not in vars(divided.up)
-
-
-def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneAfterTheOther():
-    """Runs two backwards, like a stage that passes on several tensors."""
-    torch.manual_seed(2)
-    whole = nn.Linear(WIDTH, WIDTH)
-    x, other, third = inputs((5,), torch.float32)
-    divided = copy.deepcopy(whole)
-    later = taken(divided, [divided], x)
-    for net in (whole, divided):
-        out = net(x)
-        with later.left_behind(0):
-            out.backward(other, retain_graph=True)
-            out.backward(third)
-    later.run(0)
-    assert bits(whole.weight.grad) == bits(divided.weight.grad) and bits(whole.bias.grad) == bits(divided.bias.grad)
-    assert later.num_left == 2
-
-
 def test_Hooks_OfAParameter_RunWhenItsGradientComes():
     linear, seen = nn.Linear(WIDTH, WIDTH), []
-    later = taken(linear, [linear], inputs((5,), torch.float32)[0])
+    later = taken(linear, [linear], torch.randn(5, WIDTH))
     linear.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
     linear.weight.register_hook(lambda grad: 2 * grad)  # it would fail without a gradient
-    x, *_ = inputs((5,), torch.float32)
+    x = torch.randn(5, WIDTH)
     with later.left_behind(0):
         linear(x).sum().backward()
     assert not seen
@@ -126,7 +37,7 @@ def test_Hooks_OfAParameter_RunWhenItsGradientComes():
 
 def test_Backward_OutsideOfAnOp_IsWhole():
     linear = nn.Linear(WIDTH, WIDTH)
-    x, *_ = inputs((5,), torch.float32)
+    x = torch.randn(5, WIDTH)
     later = taken(linear, [linear], x)
     linear(x).sum().backward()
     later.run(0)
@@ -138,7 +49,7 @@ def test_FirstForwardThatFails_IsNotTheOneThatShows():
     """Calls of a forward that raised would hide a use outside of the layer."""
     linear, later = nn.Linear(WIDTH, WIDTH), SplitBackward()
     later.take(linear, [linear])
-    x, *_ = inputs((5,), torch.float32)
+    x = torch.randn(5, WIDTH)
     linear(x)
     later.give_back()
     later.take(linear, [linear])

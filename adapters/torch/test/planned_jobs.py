@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of ranks: compares the predictions of a plan of layers over stages with the pipeline that runs the plan.
+"""Jobs of ranks: compares the predictions of a plan of layers over stages with the pipeline that runs the plan, and
+predicted batches of other policies with measured ones.
 
 Layers sleep for their time and keep memory like real layers, so that ranks can share a processor. Each layer is
 measured separately on one rank; pipelines of the plan run afterwards.
@@ -8,11 +9,12 @@ measured separately on one rank; pipelines of the plan run afterwards.
 import random
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Edge, EpGroup, Pipeline, PipelineConfig, memory_meter
-from sluice.planning import stages
+from sluice.planning import batches, stages
 from torch.utils.checkpoint import checkpoint
 
 EDGE = 4096  # floats between layers
@@ -116,21 +118,27 @@ class _Stage:
         return None if self.is_first else Edge([first.grad])
 
 
-def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, batches):
-    """Returns (seconds of all ranks' fastest batch, bytes that this rank sends in a batch). words: of the partition."""
-    own = _Stage(layers, [False] * len(layers), stage == 0, stage == stages_of - 1, samples)
-    pipeline = Pipeline(PipelineConfig("1f1b", words[:120], stage), group)
+def _fastest(pipeline, stage, micro_batches, batches):
+    """Returns the seconds of all ranks' fastest batch. The first does not count."""
     seconds = []
     for _ in range(1 + batches):
         dist.barrier()
         begin = time.perf_counter()
-        pipeline.run(own, micro_batches)
+        pipeline.run(stage, micro_batches)
         dist.barrier()
         seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])
+
+
+def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, batches):
+    """Returns (seconds of all ranks' fastest batch, bytes that this rank sends in a batch). words: of the partition."""
+    own = _Stage(layers, [False] * len(layers), stage == 0, stage == stages_of - 1, samples)
+    pipeline = Pipeline(PipelineConfig("1f1b", words[:120], stage), group)
+    seconds = _fastest(pipeline, own, micro_batches, batches)
     sent = pipeline.stats()["bytes_sent"]
     pipeline.close()
     assert sent % (1 + batches) == 0
-    return min(seconds[1:]), sent // (1 + batches)
+    return seconds, sent // (1 + batches)
 
 
 def _run(group, plan, layers, micro_batches):
@@ -141,16 +149,10 @@ def _run(group, plan, layers, micro_batches):
     stage = _Stage([layers[index] for index in mine], again, rank == 0, rank == world - 1)
     partition = " ".join(str(choice.stage) for choice in plan.choices)
     pipeline = Pipeline(PipelineConfig("1f1b", partition[:120], rank), group)
-    seconds = []
-    for _ in range(BATCHES):
-        dist.barrier()
-        begin = time.perf_counter()
-        pipeline.run(stage, micro_batches)
-        dist.barrier()
-        seconds.append(time.perf_counter() - begin)
+    seconds = _fastest(pipeline, stage, micro_batches, BATCHES - 1)
     line = memory_meter.measure(lambda: pipeline.run(stage, micro_batches))
     pipeline.close()
-    return min(seconds[1:]), line.peak("start", "end")
+    return seconds, line.peak("start", "end")
 
 
 def held_out(per_stage=4, budgets=5):
@@ -180,3 +182,60 @@ def held_out(per_stage=4, budgets=5):
         found.append((again, seconds / plan.step_seconds, shares, max(peaks) <= budget))
     group.close()
     return found
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+SLEEPS = 8  # micro-batches
+FORWARD_S, BACKWARD_S = 0.01, 0.02
+OTHERS = {"gpipe": 0, "message_driven": 2, "backward_first": 3, "1f1b_hint": 1}
+
+
+class _Sleeper:
+    """A stage that sleeps. One stage takes 1.5 times as long as the others."""
+
+    def __init__(self, stage, stages):
+        self.stage, self.stages, self.slow = stage, stages, 1.5 if stage == 1 else 1.0
+
+    def load(self, micro_batch):
+        pass
+
+    def forward(self, micro_batch, given):
+        time.sleep(FORWARD_S * self.slow)
+        return None if self.stage == self.stages - 1 else Edge([torch.zeros(64)])
+
+    def backward(self, micro_batch, given):
+        time.sleep(BACKWARD_S * self.slow)
+        return Edge([torch.zeros(64)]) if self.stage else None
+
+
+def _batch(policy, limit):
+    """Returns (seconds from the first op of all ranks to the last, mean seconds of forwards and backwards by stage)."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    group = EpGroup.unshared(range(world))
+    pipeline = Pipeline(PipelineConfig(policy, "", rank, in_flight=limit or None), group)
+    for _ in range(2):  # the first does not count
+        pipeline.run(_Sleeper(rank, world), SLEEPS)
+        dist.barrier()
+    events = [event for event in pipeline.timeline() if event["lane"] == "compute"]
+    told = [None] * world
+    dist.all_gather_object(told, events)
+    group.close()
+    span = max(e["end_ns"] for each in told for e in each) - min(e["begin_ns"] for each in told for e in each)
+    means = {
+        op: [sum(e["end_ns"] - e["begin_ns"] for e in each if e["op"] == op) / SLEEPS / 1e9 for each in told]
+        for op in ("forward", "backward")
+    }
+    return span / 1e9, means
+
+
+def other_policies():
+    """Measures a batch of one policy. Returns predicted ÷ measured - 1 of policies never measured before."""
+    _, means = _batch("1f1b", 0)
+    errors = {}
+    for policy, limit in OTHERS.items():
+        asked = batches.Batch(dist.get_world_size(), SLEEPS, means["forward"], means["backward"])
+        told = batches.predict(replace(asked, policy=policy, in_flight=limit))
+        measured, _ = _batch(policy, limit)
+        errors[policy] = told.seconds / measured - 1
+    return errors

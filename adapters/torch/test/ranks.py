@@ -2,7 +2,7 @@
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
 A job is "module:function" of this folder, or "path/of/module:function" of another. It is called with its keyword
-arguments and returns something that pickles. Ranks with their own environment or threads import torch themselves. All
+arguments and returns something that pickles. Ranks with their own environment import torch themselves. All
 others are forks of a process that has imported torch.
 """
 
@@ -36,13 +36,12 @@ def _fork_server(environment):
     """Returns the fork server, started when a test first needs ranks; None if ranks must import torch themselves."""
     global _server
     if _server is None:
-        _server = ForkServer(IMPORTS, _environment(1))
+        _server = ForkServer(IMPORTS, _environment())
     return None if _server.differs_in(environment) else _server
 
 
-def _environment(threads):
-    own = {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return {**os.environ, **own}
+def _environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Ended:
@@ -92,9 +91,9 @@ def start(world, job, deadline=300, **options):
     return started
 
 
-def _start(started, world, job, threads=1, group_timeout=60, extra_environment=None, finalize=False, **arguments):
+def _start(started, world, job, group_timeout=60, extra_environment=None, finalize=False, **arguments):
     folder, processes = started.folder, started.processes
-    environment = _environment(threads)
+    environment = _environment()
     environment.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(world))
     environment.update(extra_environment or {})
     server = _fork_server(environment)
@@ -174,7 +173,7 @@ def _main():
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(1)
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world
     listening = {"is_master": True, "master_listen_fd": door} if rank == 0 else {}
     # Starting may take any time; afterwards the deadline of the test applies.

@@ -105,16 +105,6 @@ def test_Options_OfTwoContexts_SplitTheBudgetAndTheOutstandingForwards() -> None
     assert of(BOTH) is options
 
 
-@pytest.mark.parametrize("total", [700, 730, 800, 1000, 1399, 2000, 5000])
-def test_Sharing_LaterForwards_FitWhileTheWholeWouldDo(total: int) -> None:
-    """For t tokens both need at least 70 t. For each t up to 8 times the first, each gets its part if the sum fits."""
-    alone, both = FakeContext(50), FakeContext(20)
-    sharing(total, alone, both, [{}, {}]).settle(10, torch.float32)
-    assert alone.share is not None and both.share is not None and alone.share[0] + both.share[0] <= total
-    most = min(total // 70, 80)
-    assert alone.share[0] >= 50 * most and both.share[0] >= 20 * most
-
-
 def test_Sharing_NoPlanForMoreTokens_IsNoErrorBefore() -> None:
     alone, both = FakeContext(50, most=20), FakeContext(20)
     sharing(2000, alone, both, [{}, {}]).settle(10, torch.float32)

@@ -40,23 +40,16 @@ class _Gathers(Still):
         raise NotImplementedError
 
 
-def _expert() -> tuple[moving.Expert, nn.Module]:
-    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
-    return moving.of_modules([module])[0], module
-
-
-def test_AllOf_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
-    (expert, module), keeper = _expert(), _Gathers()
-    content = background._all_of(expert, moving.Belongings([expert], keeper, None))
+def test_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
+    module, keeper = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), _Gathers()
+    (expert,) = moving.of_modules([module])
+    belongings = moving.Belongings([expert], keeper, None)
+    content = background._all_of(expert, belongings)
     assert keeper.unfreed == [0] * 8  # four gradients, then four masters
     for name, parameter in module.named_parameters():
         assert torch.equal(content[f"{name} gradient"], parameter + 1)
         assert torch.equal(content[f"{name} master"], parameter)
-
-
-def test_Load_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
-    (expert, module), keeper = _expert(), _Gathers()
-    bundle = background._packed(expert, moving.Belongings([expert], keeper, None))
+    bundle = background._packed(expert, belongings)
     keeper.unfreed.clear()
     background._load(bundle, expert, keeper)
     assert keeper.unfreed == [0] * 4 and bundle.is_there.tolist() == [1] * 4

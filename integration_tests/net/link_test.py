@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from integration_tests.benchmarks.measuring.stolen import stolen_s
 from integration_tests.net.link import Link, Outcome, run_ranks
-from integration_tests.net.namespaces import NamespaceError, Namespaces, burst_bytes, packet_bytes, parse_rate
+from integration_tests.net.namespaces import NamespaceError, Namespaces, parse_rate
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.alone  # the tests measure rates and deadlines
@@ -37,17 +37,21 @@ def _shaped(user: bool) -> None:
         pytest.skip(f"no namespaces here: {why}")
 
 
-def _measure(rate: str | None, total: int, user: bool | None = None) -> tuple[Outcome, list[float]]:
-    """Measures the megabits per second that each of two ranks received while both were sending."""
-    spans: list[tuple[float, float]] = []
+def _said(word: str, *arguments: str, rate: str, user: bool | None = None) -> tuple[Outcome, list[list[float]]]:
+    """Runs throughput.py, and returns the numbers of each line that begins with this word."""
+    found: list[list[float]] = []
 
     def sink(_rank: int, line: str) -> None:
-        if line.startswith("span "):
-            begin, end = line.split()[1:]
-            spans.append((float(begin), float(end)))
+        if line.startswith(f"{word} "):
+            found.append([float(number) for number in line.split()[1:]])
 
-    argv = [sys.executable, str(HERE / "throughput.py"), str(total)]
-    outcome = run_ranks(argv, world_size=2, rate=rate, deadline_s=200, sink=sink, user=user)
+    argv = [sys.executable, str(HERE / "throughput.py"), *arguments]
+    return run_ranks(argv, world_size=2, rate=rate, deadline_s=200, sink=sink, user=user), found
+
+
+def _measure(rate: str, total: int, user: bool | None = None) -> tuple[Outcome, list[float]]:
+    """Measures the megabits per second that each of two ranks received while both were sending."""
+    outcome, spans = _said("span", str(total), rate=rate, user=user)
     first = min((begin for begin, _ in spans), default=0.0)
     return outcome, [total * 8 / 1e6 / (end - first) for _, end in spans]
 
@@ -73,14 +77,17 @@ def _stolen_s() -> float:
     return stolen_s(Path("/proc/stat").read_text(), os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize(("rate", "mbit", "total"), [("200mbit", 200, 12_000_000), ("1gbit", 1000, 60_000_000)])
-def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total: int) -> None:
+@pytest.mark.parametrize(
+    ("rate", "mbit", "total", "user"),
+    [("200mbit", 200, 12_000_000, True), ("1gbit", 1000, 60_000_000, os.geteuid() != 0)],
+)
+def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total: int, user: bool) -> None:
     """The upper bound is sharp (the shaper works in both directions), the lower one loose (the machine may be busy)."""
-    _shaped(os.geteuid() != 0)
+    _shaped(user)
     slowest, begin, lost = 0.0, time.monotonic(), _stolen_s()
     for _attempt in range(4):  # a busy machine can keep a rank from its core for longer than the whole measurement
-        outcome, seen = _measure(rate, total)
-        assert outcome.status == 0, outcome
+        outcome, seen = _measure(rate, total, user)
+        assert outcome.status == 0 and ("user namespaces" in outcome.link) == user, outcome
         assert len(seen) == 2
         assert max(seen) < 1.1 * mbit, (rate, seen)  # the burst of the shaper is a few per cent of the bytes
         slowest = max(slowest, min(seen))
@@ -93,70 +100,14 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
     assert slowest > 0.5 * min(unshaped), f"{rate}: at best {slowest:.0f} Mbit/s, without a shaper {unshaped}"
 
 
-@pytest.mark.parametrize(
-    ("rate", "most_s"), [("0.2gbit", 0.75e-3), ("0.4gbit", 0.4e-3), ("1gbit", 0.4e-3), ("4gbit", 0.4e-3)]
-)
-def test_link_bucket_holds_two_packets_and_little_time(rate: str, most_s: float) -> None:
-    """With a larger bucket, short messages after a pause would take no time."""
-    bits_per_s = parse_rate(rate)
-    assert bits_per_s is not None
-    assert burst_bytes(bits_per_s) >= 2 * packet_bytes(bits_per_s) >= 18_000
-    assert 8 * burst_bytes(bits_per_s) / bits_per_s <= most_s
-
-
 def test_link_short_message_after_a_pause_takes_its_time() -> None:
     """An idle link accepts less than a millisecond of data at once, so short exchanges have the rate of long ones."""
     _shaped(os.geteuid() != 0)
-    total, took = 100_000, []
-
-    def sink(_rank: int, line: str) -> None:
-        if line.startswith("took "):
-            took.append(float(line.split()[1]))
-
-    argv = [sys.executable, "-m", "integration_tests.net.after_pause", str(total)]
-    outcome = run_ranks(argv, world_size=2, rate="200mbit", deadline_s=100, sink=sink)
+    total = 100_000
+    outcome, took = _said("took", str(total), "pauses", rate="200mbit")
     assert outcome.status == 0, outcome
     assert len(took) > 1
-    assert min(took) > 0.9 * (8 * total / 200e6 - 1e-3), took
-
-
-def test_link_in_user_namespace_is_shaped_too() -> None:
-    """Users other than root get their namespaces in this way."""
-    _shaped(True)
-    outcome, seen = _measure("200mbit", 6_000_000, user=True)
-    assert outcome.status == 0, outcome
-    assert "user namespaces" in outcome.link
-    assert max(seen) < 220, seen
-
-
-def test_link_four_ranks_reach_each_other_through_the_bridge() -> None:
-    """Every rank gets its own address and reaches rank 0."""
-    _shaped(os.geteuid() != 0)
-    script = (
-        "import os,socket,time\n"
-        "rank=int(os.environ['RANK']); at=(os.environ['MASTER_ADDR'],int(os.environ['MASTER_PORT']))\n"
-        "if rank==0:\n"
-        "    server=socket.create_server(at)\n"
-        "    print(sorted(server.accept()[1][0] for _ in range(3)))\n"
-        "else:\n"
-        "    for _ in range(2000):\n"
-        "        try:\n"
-        "            socket.create_connection(at); break\n"
-        "        except OSError: time.sleep(0.05)\n"
-        "    else: raise SystemExit('no connection')\n"
-    )
-    lines: list[str] = []
-    argv = [sys.executable, "-c", script]
-    outcome = run_ranks(argv, world_size=4, rate="1gbit", deadline_s=200, sink=lambda _rank, line: lines.append(line))
-    assert outcome.status == 0, outcome
-    assert lines == ["['10.77.0.2', '10.77.0.3', '10.77.0.4']"]
-
-
-def test_link_none_is_loopback() -> None:
-    """`none` needs no rights at all."""
-    with Link(2, "none") as link:
-        assert link.description == "loopback"
-        assert link.environment(1)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert min(took)[0] > 0.9 * (8 * total / 200e6 - 1e-3), took
 
 
 ALLOWED = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'  # like the real command, without the namespace
@@ -222,13 +173,16 @@ def test_link_tools_missing_runs_over_loopback_and_names_them(tmp_path: Path, mo
         assert link.environment(0)["MASTER_ADDR"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("rate", ["fast", "1gb", "0mbit"])
-def test_link_rate_not_understood_is_refused_before_anything_is_made(rate: str, tmp_path: Path) -> None:
-    """A wrong rate must not fall back to loopback."""
-    argv = [sys.executable, str(HERE / "link.py"), "--rate", rate, "--", "touch", str(tmp_path / "ran")]
+def test_link_rate_not_understood_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """A typing error must become neither another rate nor loopback."""
+    argv = [sys.executable, str(HERE / "link.py"), "--rate", "1gb", "--", "touch", str(tmp_path / "ran")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and f"rate {rate!r} is not understood" in done.stderr
+    assert done.returncode == 2 and "rate '1gb' is not understood" in done.stderr
     assert not (tmp_path / "ran").exists()
+    assert parse_rate("0.4gbit") == 4e8
+    for bad in ("", "fast", "-1gbit", "0mbit", "1gbit 200mbit", "None"):
+        with pytest.raises(ValueError, match="not understood"):
+            parse_rate(bad)
 
 
 def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
@@ -239,7 +193,7 @@ def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
     outcome = run_ranks(
         [sys.executable, "-c", script], rate="none", grace_s=0.5, sink=lambda _rank, line: lines.append(line)
     )
-    assert (outcome.status, outcome.reason) == (7, "rank 1 returned 7")
+    assert (outcome.status, outcome.reason, outcome.link) == (7, "rank 1 returned 7", "loopback")
     assert outcome.tails[1] == ["alas"] == lines
     assert time.monotonic() - begin < 200
 
@@ -281,11 +235,3 @@ def test_link_launcher_is_killed_nothing_stays(number: signal.Signals) -> None:
 
 def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_rate_text_nonsense_is_refused() -> None:
-    """A typing error must not become another rate."""
-    assert parse_rate("0.4gbit") == 4e8
-    for bad in ("", "fast", "1gb", "-1gbit", "0mbit"):
-        with pytest.raises(ValueError, match="not understood"):
-            parse_rate(bad)

@@ -6,9 +6,7 @@
  *   examples/c/build.sh /tmp/out && /tmp/out/moving [0: nothing moves; 1: the default] */
 #define _POSIX_C_SOURCE 200112L /* barriers */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "moving_layer.h"
 
@@ -25,14 +23,14 @@ static int begin(rank_t* me, sluice_moe_t* moe, sluice_migration_t* migration, u
   sluice_migration_item_t items[2 * SLOTS];
   sluice_migration_span_t spans[2 * SLOTS][2];
   int n = 0;
-  if (failed(me, sluice_moe_get_loads(moe, rows[me->rank], NULL, NULL))) return -1;
+  if (failed(me->rank, sluice_moe_get_loads(moe, rows[me->rank], NULL, NULL))) return -1;
   pthread_barrier_wait(&all);
   for (int i = 0; i < W * E; ++i) loads[i % E] += (uint64_t)rows[i / E][i % E];
   sluice_placement_problem_init(&problem, sizeof problem), sluice_placement_result_init(&result, sizeof result);
   problem.loads = loads, problem.expert_rank = me->owner, problem.expert_slot = me->slot;
   problem.num_experts = E, problem.num_ranks = W;
   result.expert_rank = me->next_owner, result.expert_slot = me->next_slot;
-  if (failed(me, sluice_planner_placement(&problem, &result))) return -1;
+  if (failed(me->rank, sluice_planner_placement(&problem, &result))) return -1;
   if (me->rank == 0 && result.num_moves > 0)
     printf("epoch %d: %d experts move, fullest rank %d rows -> %d\n", (int)epoch, result.num_moves,
            (int)result.load_before, (int)result.load);
@@ -49,16 +47,16 @@ static int begin(rank_t* me, sluice_moe_t* moe, sluice_migration_t* migration, u
     items[n++].direction = leaves ? SLUICE_MIGRATION_LEAVES : SLUICE_MIGRATION_ARRIVES;
   }
   if (result.num_moves == 0) return 0;
-  return failed(me, sluice_migration_begin(migration, epoch, items, n)) ? -1 : 1;
+  return failed(me->rank, sluice_migration_begin(migration, epoch, items, n)) ? -1 : 1;
 }
 
 static int commit(rank_t* me, sluice_moe_t* moe, sluice_migration_t* migration, uint64_t epoch) {
   sluice_expert_placement_t next;
-  if (failed(me, sluice_migration_commit(migration, NULL))) return 1;
+  if (failed(me->rank, sluice_migration_commit(migration, NULL))) return 1;
   memcpy(me->owner, me->next_owner, sizeof me->owner), memcpy(me->slot, me->next_slot, sizeof me->slot);
   sluice_expert_placement_init(&next, sizeof next);
   next.expert_rank = me->owner, next.expert_slot = me->slot, next.epoch = epoch;
-  return failed(me, sluice_moe_replace_experts(moe, &next));
+  return failed(me->rank, sluice_moe_replace_experts(moe, &next));
 }
 
 static int train(rank_t* me, sluice_moe_t* moe, sluice_migration_t* migration) {
@@ -93,10 +91,10 @@ static void* rank_main(void* argument) {
   config.model_width = M, config.hidden_width = H, config.num_experts = E, config.top_k = 1;
   config.num_chunks = 2, config.chunking = SLUICE_CHUNKING_TOKENS;
   moving.bytes_per_second = 50 * 1000 * 1000, moving.staging_bytes = SLOTS * sizeof(expert_t);
-  me->bad = failed(me, sluice_comm_create_local(group, &comm_config, &comm)) ||
-            failed(me, sluice_context_create(&context_config, comm, &context)) ||
-            failed(me, sluice_moe_create(context, &config, &moe)) ||
-            failed(me, sluice_migration_create(comm, &moving, &migration));
+  me->bad = failed(me->rank, sluice_comm_create_local(group, &comm_config, &comm)) ||
+            failed(me->rank, sluice_context_create(&context_config, comm, &context)) ||
+            failed(me->rank, sluice_moe_create(context, &config, &moe)) ||
+            failed(me->rank, sluice_migration_create(comm, &moving, &migration));
   layer_fill(me);
   me->bad = me->bad || train(me, moe, migration);
   sluice_migration_destroy(migration), sluice_moe_destroy(moe), sluice_context_destroy(context);

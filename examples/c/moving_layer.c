@@ -2,31 +2,6 @@
 /* The layer of moving.c: its data, a forward and backward, and an update of its experts. */
 #include "moving_layer.h"
 
-#include <stdio.h>
-#include <string.h>
-
-int failed(const rank_t* me, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status == SLUICE_OK) return 0;
-  sluice_error_info_init(&why, sizeof why), sluice_error_last(&why);
-  fprintf(stderr, "rank %d: %s: %s\n", me->rank, sluice_status_name(status), why.message);
-  return 1;
-}
-
-static float noise(uint32_t a, uint32_t b) {
-  uint32_t h = a * 0x9e3779b9u + b * 0x85ebca6bu;
-  h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu;
-  return (float)(h >> 8) / 8388608.0f - 1;
-}
-
-static sluice_tensor_t describe(void* data, uint8_t type_code, int64_t* shape) {
-  sluice_tensor_t t;
-  memset(&t, 0, sizeof t);
-  t.data = data, t.device_type = SLUICE_DEVICE_CPU, t.ndim = 2, t.shape = shape;
-  t.type_code = type_code, t.type_bits = 32, t.type_lanes = 1;
-  return t;
-}
-
 /* Three of four tokens go to the two experts of rank 0. */
 void layer_fill(rank_t* me) {
   for (int t = 0; t < T; ++t) {
@@ -61,7 +36,7 @@ int layer_pass(rank_t* me, sluice_moe_t* moe, int step) {
   sluice_moe_forward_args_init(&forward, sizeof forward);
   forward.tokens = &x, forward.expert_ids = &ids, forward.route_weights = &weights, forward.out_tokens = &y;
   forward.params = &params, forward.needs_backward = 1;
-  if (failed(me, sluice_moe_forward(moe, &forward, NULL, &saved))) return 1;
+  if (failed(me->rank, sluice_moe_forward(moe, &forward, NULL, &saved))) return 1;
   for (int i = 0; i < T * M; ++i) {
     const float error = (&me->y[0][0])[i] - (&me->x[0][0])[(i + 1) % (T * M)];
     me->losses[step] += (double)error * error / (W * T * M), (&me->grad_y[0][0])[i] = 2 * error / (W * T * M);
@@ -71,7 +46,7 @@ int layer_pass(rank_t* me, sluice_moe_t* moe, int step) {
   backward.grad_out = &grad_y, backward.grad_params = &grads;
   const sluice_status_t status = sluice_moe_backward(moe, saved, &backward, NULL);
   sluice_step_drop(saved);
-  return failed(me, status);
+  return failed(me->rank, status);
 }
 
 void layer_update(expert_t* e) {

@@ -2,7 +2,7 @@
 /* The model of moving.c: a layer whose experts have weights, momenta and gradients. */
 #pragma once
 
-#include "sluice/sluice.h"
+#include "host.h"
 
 enum { W = 4, E = 8, SLOTS = E / W, T = 64, M = 16, H = 32, STEPS = 30, LOOK = 8 };
 
@@ -20,8 +20,6 @@ typedef struct {
   double losses[STEPS];
 } rank_t;
 
-/* Prints the error and returns 1, or returns 0 if there is none. */
-int failed(const rank_t* me, sluice_status_t status);
 /* Sets the tokens, their routes, most of which go to the experts of rank 0, and the experts that begin on this rank. */
 void layer_fill(rank_t* me);
 /* Runs forward and backward of a step: computes the loss and the gradients. */

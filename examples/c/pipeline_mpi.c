@@ -3,22 +3,17 @@
  *
  *   examples/c/build.sh /tmp/out && mpirun -n 4 /tmp/out/pipeline_mpi [stages: 1, 2 or 4] [path of libsluice_mpi.so] */
 #include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "host.h"
 #include "stage.h"
 
-static sluice_comm_t* open_comm(MPI_Comm of, const char* library) {
+static sluice_comm_t* open_comm(int rank, MPI_Comm of, const char* library) {
   sluice_comm_config_t config;
   sluice_comm_t* comm = NULL;
   sluice_comm_config_init(&config, sizeof config);
-  if (sluice_comm_create_mpi(&config, MPI_Comm_c2f(of), library, &comm) == SLUICE_OK) return comm;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fprintf(stderr, "%s\n", why.message);
-  MPI_Abort(MPI_COMM_WORLD, 2);
-  return NULL;
+  if (failed(rank, sluice_comm_create_mpi(&config, MPI_Comm_c2f(of), library, &comm))) MPI_Abort(MPI_COMM_WORLD, 2);
+  return comm;
 }
 
 int main(int argc, char** argv) {
@@ -31,7 +26,7 @@ int main(int argc, char** argv) {
   if (stages < 1 || STAGE_LAYERS % stages != 0 || W % stages != 0) MPI_Abort(MPI_COMM_WORLD, 2);
   MPI_Comm of_column;
   MPI_Comm_split(MPI_COMM_WORLD, rank % stages, rank / stages, &of_column); /* the replicas of a stage */
-  sluice_comm_t *all = open_comm(MPI_COMM_WORLD, library), *column = open_comm(of_column, library);
+  sluice_comm_t *all = open_comm(rank, MPI_COMM_WORLD, library), *column = open_comm(rank, of_column, library);
   double mine[STAGE_STEPS], sums[STAGE_STEPS];
   if (stage_train(all, column, stages, mine) != 0) MPI_Abort(MPI_COMM_WORLD, 1);
   MPI_Reduce(mine, sums, STAGE_STEPS, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);

@@ -3,9 +3,9 @@
 #include "rank.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "host.h"
 
 enum { M = RANK_WIDTH, H = RANK_HIDDEN, E = RANK_EXPERTS, K = RANK_TOP_K, MAX_T = RANK_TOKENS };
 
@@ -15,30 +15,6 @@ typedef struct {
   float w1[E][H][M], w2[E][M][H], grad_w1[E][H][M], grad_w2[E][M][H];
   sluice_tensor_t lists[4][E];
 } memory_t;
-
-/* Returns a number in [-1, 1) that depends only on the arguments, not on the rank. */
-static float noise(uint32_t kind, uint32_t i) {
-  uint32_t h = kind * 0x9e3779b9u + i * 0x85ebca6bu;
-  h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
-  return (float)(h >> 8) / 8388608.0f - 1;
-}
-
-static int failed(int rank, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status == SLUICE_OK) return 0;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fprintf(stderr, "rank %d: %s: %s\n", rank, sluice_status_name(status), why.message);
-  return 1;
-}
-
-static sluice_tensor_t describe(void* data, uint8_t type_code, int64_t* shape) {
-  sluice_tensor_t t;
-  memset(&t, 0, sizeof t);
-  t.data = data, t.device_type = SLUICE_DEVICE_CPU, t.ndim = 2, t.shape = shape;
-  t.type_code = type_code, t.type_bits = 32, t.type_lanes = 1;
-  return t;
-}
 
 /* Fills the tokens begin..begin+T-1 and the experts first..first+num_local-1. */
 static void fill(memory_t* my, int begin, int T, int first, int num_local) {

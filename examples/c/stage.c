@@ -3,9 +3,9 @@
 #include "stage.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "host.h"
 
 enum { M = STAGE_WIDTH, H = 32, E = 8, K = 2, T = STAGE_TOKENS, N = STAGE_MICRO_BATCHES };
 
@@ -34,29 +34,6 @@ typedef struct {
   double loss;
   layer_t layers[STAGE_LAYERS]; /* the first v are this rank's */
 } rank_t;
-
-static float noise(uint32_t kind, uint32_t i) {
-  uint32_t h = kind * 0x9e3779b9u + i * 0x85ebca6bu;
-  h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
-  return (float)(h >> 8) / 8388608.0f - 1;
-}
-
-static int failed(int rank, sluice_status_t status) {
-  sluice_error_info_t why;
-  if (status == SLUICE_OK) return 0;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fprintf(stderr, "rank %d: %s: %s\n", rank, sluice_status_name(status), why.message);
-  return 1;
-}
-
-static sluice_tensor_t describe(const void* data, uint8_t type_code, int64_t* shape) {
-  sluice_tensor_t t;
-  memset(&t, 0, sizeof t);
-  t.data = (void*)data, t.device_type = SLUICE_DEVICE_CPU, t.ndim = 2, t.shape = shape;
-  t.type_code = type_code, t.type_bits = 32, t.type_lanes = 1;
-  return t;
-}
 
 /* Copies the error message of a callback to out_failure, because every rank of the pipeline reports it. */
 static sluice_status_t told(sluice_status_t status, sluice_host_failure_t* out_failure) {

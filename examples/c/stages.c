@@ -3,15 +3,14 @@
  * kept, recomputed or offloaded, so that the slowest stage is as fast as a budget allows.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/stages [budget of a stage in MiB] */
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "sluice/sluice.h"
+#include "host.h"
 
 enum { LAYERS = 12, STAGES = 4, MICRO_BATCHES = 16, TEXT_BYTES = 8192, MIB = 1 << 20 };
 
 /* An embedding, alternating attention and MLP blocks, and a head: seconds and bytes of one micro-batch. */
-static void describe(sluice_planner_layer_t* layer, int index) {
+static void describe_layer(sluice_planner_layer_t* layer, int index) {
   const int is_end = index == 0 || index == LAYERS - 1, is_mlp = index % 2 == 0;
   sluice_planner_layer_init(layer, sizeof *layer);
   layer->forward_seconds = is_end ? 1e-3 : is_mlp ? 4e-3 : 3e-3;
@@ -24,14 +23,6 @@ static void describe(sluice_planner_layer_t* layer, int index) {
   layer->activation_bytes = (is_end ? 32u : is_mlp ? 144u : 112u) * MIB;
 }
 
-static int fail(const char* what) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fprintf(stderr, "%s: %s\n", what, why.message);
-  return 1;
-}
-
 int main(int argc, char** argv) {
   static sluice_planner_layer_t layers[LAYERS];
   static const sluice_planner_layer_t* list[LAYERS];
@@ -42,7 +33,7 @@ int main(int argc, char** argv) {
   uint64_t budgets[STAGES];
   const uint64_t budget = (uint64_t)(argc > 1 ? atoi(argv[1]) : 1200) * MIB;
 
-  for (int i = 0; i < LAYERS; ++i) describe(&layers[i], i), list[i] = &layers[i];
+  for (int i = 0; i < LAYERS; ++i) describe_layer(&layers[i], i), list[i] = &layers[i];
   for (int s = 0; s < STAGES; ++s) budgets[s] = budget;
   for (int s = 0; s < STAGES - 1; ++s) {
     links[s].bytes_per_second = 10e9, links[s].latency_seconds = 1e-5;
@@ -67,7 +58,7 @@ int main(int argc, char** argv) {
     printf("stage %d does not fit: it needs %.0f MiB\n", (int)result.blocking_stage,
            (double)result.smallest_budget_bytes / MIB);
   }
-  if (status != SLUICE_OK) return fail("sluice_planner_stages");
+  if (failed(0, status)) return 1;
   printf("a step takes %.1f ms\n%s", 1e3 * result.step_seconds, text);
   return 0;
 }

@@ -7,11 +7,9 @@
  *   examples/c/build.sh /tmp/out && /tmp/out/stashing [stages: 1 to 8] */
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "sluice/sluice.h"
+#include "host.h"
 
 enum { D = 8, MOST_STAGES = 8, N = 300 };
 static const float RATE = 0.05f;
@@ -32,15 +30,9 @@ typedef struct {
   sluice_local_group_t* group;
   weights_t weights;
   double loss;
-  int64_t shape[1];
+  int64_t shape[2];
   pass_t passes[N];
 } stage_t;
-
-static float noise(uint32_t kind, uint32_t i) {
-  uint32_t h = kind * 0x9e3779b9u + i * 0x85ebca6bu;
-  h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
-  return (float)(h >> 8) / 8388608.0f - 1;
-}
 
 static void fill(float* values, int count, uint32_t kind, uint32_t first, float scale) {
   for (int i = 0; i < count; ++i) values[i] = scale * noise(kind, first + (uint32_t)i);
@@ -82,14 +74,6 @@ static double loss_of(int i, const float* y, float* grad_y) {
 
 /* ---- in a pipeline ---- */
 
-static sluice_tensor_t describe(float* data, int64_t* shape) {
-  sluice_tensor_t t;
-  memset(&t, 0, sizeof t);
-  t.data = data, t.device_type = SLUICE_DEVICE_CPU, t.ndim = 1, t.shape = shape;
-  t.type_code = SLUICE_TYPE_FLOAT, t.type_bits = 32, t.type_lanes = 1;
-  return t;
-}
-
 static sluice_status_t forward(void* user, const sluice_stage_call_t* call, sluice_stage_tensors_t* out_result,
                                sluice_host_failure_t* out_failure) {
   stage_t* my = user;
@@ -103,7 +87,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* call, slui
   pass->stashed = my->weights;
   if (++my->outstanding > my->most_outstanding) my->most_outstanding = my->outstanding;
   apply(&pass->stashed, pass->x, pass->y);
-  pass->out = describe(pass->y, my->shape);
+  pass->out = describe(pass->y, SLUICE_TYPE_FLOAT, my->shape);
   out_result->tensors = &pass->out, out_result->num_tensors = 1;
   return SLUICE_OK;
 }
@@ -122,7 +106,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* call, slu
   }
   apply_back(&pass->stashed, pass, grad_y, pass->grad_x, &my->weights);
   --my->outstanding;
-  pass->back = describe(pass->grad_x, my->shape);
+  pass->back = describe(pass->grad_x, SLUICE_TYPE_FLOAT, my->shape);
   out_result->tensors = &pass->back, out_result->num_tensors = 1;
   return SLUICE_OK;
 }
@@ -187,7 +171,7 @@ int main(int argc, char** argv) {
   const int p = argc > 1 ? atoi(argv[1]) : 4;
   if (p < 1 || p > MOST_STAGES || sluice_local_group_create(p, &group) != SLUICE_OK) return 2;
   for (int s = 0; s < p; ++s) {
-    stages[s].rank = s, stages[s].stages = p, stages[s].group = group, stages[s].shape[0] = D;
+    stages[s].rank = s, stages[s].stages = p, stages[s].group = group, stages[s].shape[0] = 1, stages[s].shape[1] = D;
     if (pthread_create(&threads[s], NULL, stage_main, &stages[s]) != 0) return 2;
   }
   int bad = 0, is_same = 1;

@@ -6,10 +6,9 @@
  *   /tmp/out/tcp 0 2 10.0.0.1:29500 & /tmp/out/tcp 1 2 10.0.0.1:29500
  *
  * The address is that of rank 0, or a list with one for each rank. Each rank prints its part of the losses. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "host.h"
 #include "rank.h"
 
 int main(int argc, char** argv) {
@@ -23,13 +22,7 @@ int main(int argc, char** argv) {
   sluice_comm_config_init(&config, sizeof config);
   config.rank = atoi(argv[1]);
   config.world_size = atoi(argv[2]);
-  if (sluice_comm_create_tcp_at(&config, argv[3], secret, strlen(secret), NULL, &comm) != SLUICE_OK) {
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    fprintf(stderr, "%s: %s\n", sluice_status_name(why.status), why.message);
-    return 2;
-  }
+  if (failed(config.rank, sluice_comm_create_tcp_at(&config, argv[3], secret, strlen(secret), NULL, &comm))) return 2;
   double mine[RANK_STEPS];
   const int bad = rank_train(comm, mine);
   for (int step = 0; step < RANK_STEPS && !bad; ++step) {

@@ -41,7 +41,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write the result here")
     parser.add_argument("--out", type=Path, default=Path("quickstart_out"), help="folder for picture and trace")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--stock-only", action="store_true", help="without Sluice (for people who work on this)")
     parser.add_argument("--verbose", action="store_true", help="show everything the ranks print")
     args = parser.parse_args()
     args.train_s = TRAIN_S if args.steps is None else None
@@ -84,7 +83,6 @@ def plan_of(args: argparse.Namespace, out: Path) -> dict:
         "shape": {"ep_size": RANKS},
         "config": json.loads((HERE / "ds_config.json").read_text()),
         "one_chunk_rounds": 2,
-        "stock_only": args.stock_only,
         "out": str(out),
     }
 
@@ -104,8 +102,6 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
     record: dict = {}
     first = first_timed_step(raw["chunks"], len(raw["stock"]["loss"]), block_of(args.steps))
     for side in ("stock", "sluice"):
-        if side not in raw:
-            continue
         step_s = raw[side]["step_s"][first:]
         peaks = [rank[side]["peak_bytes"] for rank in raw["memory"]] if raw["memory"] else None
         record[side] = {
@@ -113,23 +109,22 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
             "step_ms": statistics.median(step_s) * 1e3,
             "moe_peak_bytes": max(peaks) if peaks else None,
         }
-    if "sluice" in raw:
-        pairs = zip(raw["stock"]["loss"], raw["sluice"]["loss"], strict=True)
-        record["speedup"] = record["stock"]["step_ms"] / record["sluice"]["step_ms"]
-        record["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
-        record["one_chunk"] = {
-            "step_ms": statistics.median(raw["one_chunk"]["one_chunk"]) * 1e3,
-            "chosen_step_ms": statistics.median(raw["one_chunk"]["chosen"]) * 1e3,
-            "chunks": max(s["last_num_chunks"] for s in raw["sluice_stats"]),
+    pairs = zip(raw["stock"]["loss"], raw["sluice"]["loss"], strict=True)
+    record["speedup"] = record["stock"]["step_ms"] / record["sluice"]["step_ms"]
+    record["max_loss_difference"] = max(abs(a - b) for a, b in pairs)
+    record["one_chunk"] = {
+        "step_ms": statistics.median(raw["one_chunk"]["one_chunk"]) * 1e3,
+        "chosen_step_ms": statistics.median(raw["one_chunk"]["chosen"]) * 1e3,
+        "chunks": max(s["last_num_chunks"] for s in raw["sluice_stats"]),
+    }
+    record["chunks_by_step"] = raw["chunks"]
+    if raw["memory"] and "budget" in raw["memory"][0]:
+        record["under_budget"] = {
+            "memory_budget": raw["memory"][0]["budget"]["budget"],
+            # The budget bounds this; the peak below is of all allocations of the layers, including the gate.
+            "sluice_peak_bytes": max(rank["budget"]["own_peak_bytes"] for rank in raw["memory"]),
+            "moe_peak_bytes": max(rank["budget"]["peak_bytes"] for rank in raw["memory"]),
         }
-        record["chunks_by_step"] = raw["chunks"]
-        if raw["memory"] and "budget" in raw["memory"][0]:
-            record["under_budget"] = {
-                "memory_budget": raw["memory"][0]["budget"]["budget"],
-                # The budget bounds this; the peak below is of all allocations of the layers, including the gate.
-                "sluice_peak_bytes": max(rank["budget"]["own_peak_bytes"] for rank in raw["memory"]),
-                "moe_peak_bytes": max(rank["budget"]["peak_bytes"] for rank in raw["memory"]),
-            }
     record["first_timed_step"] = first
     record.update(link=link, ranks=RANKS, seed=args.seed, machine=machine(), versions=raw["versions"])
     return record
@@ -141,25 +136,22 @@ def table(record: dict) -> list[str]:
     def mib(side: dict) -> str:
         return "not measured" if side["moe_peak_bytes"] is None else f"{side['moe_peak_bytes'] / 2**20:.1f} MiB"
 
-    stock, sluice = record["stock"], record.get("sluice")
+    stock, sluice = record["stock"], record["sluice"]
     rows = [("", "stock", "Sluice", "")]
 
     def row(name: str, of: object, compare: str = "") -> None:
-        rows.append((name, of(stock), of(sluice) if sluice else "-", compare if sluice else ""))  # type: ignore[operator]
+        rows.append((name, of(stock), of(sluice), compare))  # type: ignore[operator]
 
     def ratio(key: str) -> str:
-        if not sluice or not stock[key] or not sluice[key]:
-            return ""
-        return f"{stock[key] / sluice[key]:.2f}x"
+        return f"{stock[key] / sluice[key]:.2f}x" if stock[key] and sluice[key] else ""
 
-    gap = f"largest difference {record['max_loss_difference']:.1e}" if sluice else ""
+    gap = f"largest difference {record['max_loss_difference']:.1e}"
     row("loss, first step", lambda side: f"{side['loss'][0]:.4f}")
     row("loss, last step", lambda side: f"{side['loss'][-1]:.4f}", gap)
     row("step time, median", lambda side: f"{side['step_ms']:.0f} ms", f"{ratio('step_ms')} as fast")
-    if sluice:
-        one = record["one_chunk"]
-        chosen = f"with {one['chunks']}, in turns with these steps: {one['chosen_step_ms']:.0f} ms"
-        rows.append(("  with one chunk", "", f"{one['step_ms']:.0f} ms", chosen))
+    one = record["one_chunk"]
+    chosen = f"with {one['chunks']}, in turns with these steps: {one['chosen_step_ms']:.0f} ms"
+    rows.append(("  with one chunk", "", f"{one['step_ms']:.0f} ms", chosen))
     row("MoE activation memory", mib, f"{ratio('moe_peak_bytes')} less" if ratio("moe_peak_bytes") else "")
     if "under_budget" in record:
         under = record["under_budget"]
@@ -176,7 +168,7 @@ def main() -> int:
     """Run the ranks, then print the table and write the files."""
     args = arguments()
     progress = launch.Progress()
-    why = "" if args.stock_only else sluice_side.missing()
+    why = sluice_side.missing()
     if why:
         print(f"{why} ./quickstart installs it; `python -m sluice doctor` says more.", file=sys.stderr)
         return 3

@@ -55,24 +55,23 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         return memory.moe_peak_bytes(layers, inputs, gradients, call, prepare)
 
     measured = {"stock": measure()}
-    if not plan["stock_only"]:
-        handles: list[sluice_side.Handle] = []
-        options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
-        measured["sluice"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
-        used = torch.tensor(max(sluice_side.stats(layer)["peak_bytes"] for layer in layers))
-        handles.pop().unswap()
-        dist.all_reduce(used, dist.ReduceOp.MAX)
-        for share in BUDGET_SHARES:  # until the first share with a plan; a refusal fails on all ranks
-            options["memory_budget"] = int(share * used.item())
-            try:
-                measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
-                own = max(sluice_side.stats(layer)["peak_bytes"] for layer in layers)
-            except OverBudget:
-                continue
-            finally:
-                handles.pop().unswap()
-            measured["budget"].update(budget=options["memory_budget"], own_peak_bytes=own)
-            break
+    handles: list[sluice_side.Handle] = []
+    options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
+    measured["sluice"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
+    used = torch.tensor(max(sluice_side.stats(layer)["peak_bytes"] for layer in layers))
+    handles.pop().unswap()
+    dist.all_reduce(used, dist.ReduceOp.MAX)
+    for share in BUDGET_SHARES:  # until the first share with a plan; a refusal fails on all ranks
+        options["memory_budget"] = int(share * used.item())
+        try:
+            measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
+            own = max(sluice_side.stats(layer)["peak_bytes"] for layer in layers)
+        except OverBudget:
+            continue
+        finally:
+            handles.pop().unswap()
+        measured["budget"].update(budget=options["memory_budget"], own_peak_bytes=own)
+        break
     return measured
 
 
@@ -82,10 +81,9 @@ def train(runners: dict[str, Runner], plan: dict) -> list[int]:
     Returns the number of chunks that Sluice used in each of its steps: it chooses while it trains.
     """
     chunks: list[int] = []
-    turns = [(side, count) for side, count in plan["turns"] if side in runners]
-    total, done = sum(count for _, count in turns), 0
+    total, done = sum(count for _, count in plan["turns"]), 0
     begin = time.monotonic()
-    for side, count in turns:
+    for side, count in plan["turns"]:
         if len({len(runner.losses) for runner in runners.values()}) == 1:
             late = torch.tensor([plan["train_s"] is not None and time.monotonic() - begin > plan["train_s"]])
             dist.broadcast(late, 0)
@@ -108,10 +106,9 @@ def trace(runners: dict[str, Runner], out: Path) -> None:
     with StockParts(runners["A"].layers(), rank) as parts:
         runners["A"].step(record=False)
     events["stock"] = parts.events
-    if "B" in runners:
-        sluice_side.trace_start()
-        runners["B"].step(record=False)
-        events["sluice"] = sluice_side.trace_stop(rank)
+    sluice_side.trace_start()
+    runners["B"].step(record=False)
+    events["sluice"] = sluice_side.trace_stop(rank)
     (out / f"events_{rank}.json").write_text(json.dumps(events))
 
 
@@ -148,20 +145,17 @@ def main() -> None:
         result["memory"] = gathered
 
     _tell(phase="warm-up", done=0.0)
-    sides = "A" if plan["stock_only"] else "AB"
-    runners = {side: Runner(plan, with_sluice=side == "B") for side in sides}
-    if "B" in runners:
-        kinds = {side: [sluice_side.is_swapped(layer) for layer in runners[side].layers()] for side in sides}
-        if any(kinds["A"]) or not all(kinds["B"]):
-            raise SystemExit(f"the key should have swapped all layers of one engine and none of the other, got {kinds}")
+    runners = {side: Runner(plan, with_sluice=side == "B") for side in SIDES}
+    kinds = {side: [sluice_side.is_swapped(layer) for layer in runners[side].layers()] for side in SIDES}
+    if any(kinds["A"]) or not all(kinds["B"]):
+        raise SystemExit(f"the key should have swapped all layers of one engine and none of the other, got {kinds}")
     result["chunks"] = train(runners, plan)
     for side, runner in runners.items():
         result[SIDES[side]] = {"loss": runner.losses, "step_s": runner.step_s}
     _tell(phase="trace", done=0.0)
     trace(runners, out)
-    if "B" in runners:
-        result["sluice_stats"] = [sluice_side.stats(layer) for layer in runners["B"].layers()]
-        result["one_chunk"] = one_chunk(runners, plan)
+    result["sluice_stats"] = [sluice_side.stats(layer) for layer in runners["B"].layers()]
+    result["one_chunk"] = one_chunk(runners, plan)
     if rank == 0:
         (out / "rank0.json").write_text(json.dumps(result))
     dist.barrier()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the quickstart: its order of blocks, its picture, and a short run of the stock side."""
+"""Tests of the quickstart: its order of blocks, how it counts memory, its table, and a short run."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,22 +14,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import quickstart  # noqa: E402
-import timeline  # noqa: E402
 
 from integration_tests.benchmarks.memory import memory  # noqa: E402
-
-
-def _event(side_shift: int, op: str, begin: int, rank: int = 0) -> dict:
-    return {
-        "rank": rank,
-        "lane": "compute" if op == "C" else "comm",
-        "op": op,
-        "chunk": 0,
-        "direction": "forward",
-        "layer": 0,
-        "begin_ns": side_shift + begin * 1_000_000,
-        "end_ns": side_shift + (begin + 5) * 1_000_000,
-    }
 
 
 def test_table_of_memory_compares_the_budget_with_what_it_bounds() -> None:
@@ -48,18 +33,6 @@ def test_table_of_memory_compares_the_budget_with_what_it_bounds() -> None:
     assert ["with memory_budget 25.0 MiB", "27.0 MiB", "3.33x less"] in rows
     assert ["of it Sluice's own", "18.0 MiB", "the budget of 25.0 MiB bounds this"] in rows
     assert ["with one chunk", "101 ms", "with 2, in turns with these steps: 99 ms"] in rows
-
-
-def test_timeline_two_sides_picture_and_trace_parse(tmp_path: Path) -> None:
-    """Both files are well formed and hold every operation; an op this file does not know is no reason to fail."""
-    events = {"stock": [_event(0, op, at) for at, op in enumerate("SCR")], "sluice": [_event(7, op, 1) for op in "SCM"]}
-    written = timeline.write(events, tmp_path, "a < b & c")
-    assert {"timeline.svg", "trace.json"} <= set(written)
-    root = ElementTree.fromstring((tmp_path / "timeline.svg").read_text())
-    assert len(root.findall(".//{*}title")) == 6
-    assert "M  other" in (tmp_path / "timeline.svg").read_text()
-    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert sum(e["ph"] == "X" for e in trace) == 6
 
 
 @pytest.mark.parametrize("steps", [4, 7, 24, 60])
@@ -136,80 +109,18 @@ def test_quickstart_both_sides_writes_what_it_promises(tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "out" / "timeline.svg")
 
 
-@pytest.mark.full
-def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
-    """Four steps over loopback: the record has all documented fields, and the loss is that of an untrained model."""
-    record_file = tmp_path / "record.json"
-    command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "4", "--link", "none"]
-    command += ["--json", str(record_file), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads(record_file.read_text())
-    assert len(record["stock"]["loss"]) == 4
-    assert 3.0 < record["stock"]["loss"][0] < 6.0
-    assert record["stock"]["step_ms"] > 0
-    assert record["link"] == "loopback"
-    assert record["ranks"] == 2
-    assert record["versions"]["deepspeed"]
-    assert (tmp_path / "out" / "timeline.svg").exists()
-
-
-def _not_understood(link: str) -> str:
-    return f"rate {link!r} is not understood; write for example 1gbit"
-
-
-def test_quickstart_link_not_understood_ends_it(tmp_path: Path) -> None:
-    """Before anything is started."""
-    command = [sys.executable, str(HERE / "quickstart.py"), "--link=fast", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 2
-    assert _not_understood("fast") in " ".join(done.stderr.split())
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("link", ["1gb", "fast", "", "0mbit", "-1gbit", "1gbit 200mbit", "None"])
-def test_quickstart_link_not_understood_is_refused(
-    link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By the reader of its command line."""
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", f"--link={link}", "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as end:
-        quickstart.arguments()
-    assert end.value.code == 2
-    assert _not_understood(link) in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.full
-def test_quickstart_namespaces_refused_runs_over_loopback_and_says_so(tmp_path: Path) -> None:
-    """As in a container without privileges: stand-ins replace the first command, and nothing else changes."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "unshare").write_text("#!/bin/sh\necho 'unshare: Operation not permitted' >&2\nexit 1\n")
-    (tools / "unshare").chmod(0o755)
-    command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "4", "--link", "1gbit"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    why = "a network namespace could not be made (unshare: Operation not permitted)"
-    assert f"No shaped link, the ranks talk over plain loopback: {why}." in done.stdout
-    assert "Link: loopback." in done.stdout
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["link"] == "loopback"
-
-
-def test_quickstart_result_that_cannot_be_written_is_refused_at_once(
+def test_quickstart_options_that_do_not_fit_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A missing folder is created; a path that is not a folder is an error."""
     (tmp_path / "file").write_text("")
-    for option in (["--json", str(tmp_path / "file" / "x.json")], ["--json", str(tmp_path)]):
-        monkeypatch.setattr(sys, "argv", ["quickstart.py", "--out", str(tmp_path / "out"), *option])
+    for option, words in (
+        ("--link=fast", ["rate 'fast' is not understood; write for example 1gbit"]),
+        (f"--json={tmp_path / 'file' / 'x.json'}", ["cannot be written", "--json"]),
+        (f"--json={tmp_path}", ["cannot be written", "--json"]),
+    ):
+        monkeypatch.setattr(sys, "argv", ["quickstart.py", "--out", str(tmp_path / "out"), option])
         with pytest.raises(SystemExit) as end:
             quickstart.arguments()
-        said = capsys.readouterr().err
-        assert end.value.code == 2 and "cannot be written" in said and "--json" in said
+        said = " ".join(capsys.readouterr().err.split())
+        assert end.value.code == 2 and all(each in said for each in words), said

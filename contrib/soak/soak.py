@@ -10,6 +10,7 @@ wait for a rank that was stopped for a moment, if a loss differs in any bit from
 descriptors, threads or memory grow. The last line counts turns, events and statuses.
 """
 
+import argparse
 import contextlib
 import os
 import random
@@ -21,22 +22,24 @@ import socket
 import statistics
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import command
-from command import Broken
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 6.0
 SLACK_S = 30.0  # on a busy machine, in addition to the deadlines of joining, connecting and one exchange
 SHORT_S = 1.0  # the longest stop that the other ranks must tolerate
-KEEP_EVERY = 10
 EVENTS = {"kill": 60, "short stop": 20, "long stop": 12, "none": 8}
 GROWTH_KB = 1024  # the allowed growth of a survivor's memory over all turns
+
+
+class Broken(AssertionError):
+    """Reports a violated property of a soak test."""
 
 
 class Rank:
@@ -229,6 +232,33 @@ def _is_end(line: str) -> bool:
     return line.startswith("end ")
 
 
+def numbers_for(minutes: float) -> Iterator[int]:
+    """Yields 1, 2, ... until `minutes` have passed, and prints the progress to stderr every minute."""
+    began = told = time.monotonic()
+    number = 0
+    while (now := time.monotonic()) < began + 60 * minutes:
+        if now >= told + 60:
+            told = now
+            print(f"soak: {(now - began) / 60:.0f} of {minutes:g} minutes, {number} ended", file=sys.stderr, flush=True)
+        number += 1
+        yield number
+
+
+def main(description: str | None, run: Callable[..., Any], ranks: int | None = None) -> None:
+    """Prints the result of `run(minutes, [ranks,] seed)`. ranks: the default of --ranks; None: there is no option."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5)
+    if ranks is not None:
+        parser.add_argument("--ranks", type=int, default=ranks)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"), help="what happens when")
+    options = parser.parse_args()
+    print(f"soak: seed {options.seed}", flush=True)
+    try:
+        print(run(options.minutes, *([] if ranks is None else [options.ranks]), options.seed))
+    except Broken as broken:
+        sys.exit(f"soak: BROKEN: {broken}")
+
+
 def build(folder: Path) -> Path:
     """Builds the rank's program with a library from Bazel or SLUICE_EXAMPLES_LIB, and returns its path."""
     given = os.environ.get("SLUICE_EXAMPLES_LIB")
@@ -237,7 +267,12 @@ def build(folder: Path) -> Path:
         info = subprocess.run(["bazel", "info", "bazel-bin"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         shutil.copy(Path(info.stdout.strip()) / "capi" / "libsluice.so.0", folder)
         given = str(folder)
-    subprocess.run([str(HERE / "build.sh"), str(folder), given], check=True)
+    flags = [
+        *"-std=gnu11 -O2 -g -Wall -Wextra -Werror -D_GNU_SOURCE -I capi/include -I .".split(),
+        f"-Wl,-rpath,{given}",
+    ]
+    sources = ["capi/test/migration/mesh.c", "contrib/soak/rank.c", f"{given}/libsluice.so.0"]
+    subprocess.run(["gcc", *flags, *sources, "-lm", "-o", str(folder / "rank")], cwd=ROOT, check=True)
     return folder / "rank"
 
 
@@ -250,7 +285,7 @@ def run(minutes: float, world: int, seed: int, steps: int = 300) -> str:
         ended: list[tuple[int, list[tuple[int, int, int]]]] = []
         try:
             soak.undisturbed(steps)
-            for _ in command.numbers_for(minutes):
+            for _ in numbers_for(minutes):
                 before = list(soak.ranks)
                 soak.disturbed(steps)
                 ended += [(old.rank, old.held) for old, new in zip(before, soak.ranks, strict=True) if old is not new]
@@ -268,4 +303,4 @@ def run(minutes: float, world: int, seed: int, steps: int = 300) -> str:
 
 
 if __name__ == "__main__":
-    command.main(__doc__, run, ranks=3)
+    main(__doc__, run, ranks=3)

@@ -23,15 +23,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "integration_tests" / "deepspeed"))
 
-import command  # noqa: E402
 import rank_harness  # noqa: E402
-from command import Broken  # noqa: E402
+import soak  # noqa: E402
+from soak import SHORT_S, Broken  # noqa: E402
 
 WORLD = 2
 WHOLE = "whole"  # as in cases_soak.py
 STEPS = 120
 DEADLINE_S = 300.0  # for a rank's answer on a busy machine; the config section has 60 s, the host 90 s
-SHORT_S = 1.0
 EVENTS = {"kill": 55, "short stop": 25, "long stop": 10, "none": 10}
 ENDS_THE_JOB = ("kill", "long stop")
 
@@ -142,7 +141,7 @@ def run(minutes: float, seed: int) -> str:
         try:
             job.undisturbed()
             number = 0
-            for number in command.numbers_for(minutes):
+            for number in soak.numbers_for(minutes):
                 job.disturbed(number)
         finally:
             job.close()
@@ -155,4 +154,4 @@ def run(minutes: float, seed: int) -> str:
 
 
 if __name__ == "__main__":
-    command.main(__doc__, run)
+    soak.main(__doc__, run)

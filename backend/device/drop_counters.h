@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The words of the drop counters that forwards with a capacity update: 64-bit integers, in the memory of rows. Kernels
  * include this file, so it has only this enum. */
-#pragma once
+#ifndef SLUICE_BACKEND_DEVICE_DROP_COUNTERS_H_
+#define SLUICE_BACKEND_DEVICE_DROP_COUNTERS_H_
 
 enum {
   SLUICE_DROP_COUNTER_FORWARDS = 0,
@@ -11,3 +12,5 @@ enum {
   SLUICE_DROP_COUNTER_BAD,     /* 1 + a route t * K + k with an invalid id, of the last such chunk; 0: none */
   SLUICE_NUM_DROP_COUNTERS = 8
 };
+
+#endif /* SLUICE_BACKEND_DEVICE_DROP_COUNTERS_H_ */

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Element types: storage and arithmetic types. bf16 and f16 are converted by integer arithmetic, in both builds the
  * same as in backend/base/dtype.h; the row kernels are bound by memory, not by these. */
-#pragma once
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_ELEMENT_CU_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_ELEMENT_CU_H_
 
 #include "backend/device/cuda/kernels/lanes.cu.h"
 
@@ -103,3 +104,5 @@ struct wide_of {
   SLUICE_KERNEL(name##_bf16, args_t)                                                      \
   SLUICE_KERNEL(name##_f16, args_t)                                                       \
   SLUICE_KERNEL(name##_f64, args_t)
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_ELEMENT_CU_H_ */

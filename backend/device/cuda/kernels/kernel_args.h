@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The arguments of the CUDA kernels: one struct each, passed by value, filled by the C launchers. A kernel works on
  * `units` (rows, tokens, tiles); one warp takes one unit at a time, and a unit's result does not depend on which. */
-#pragma once
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_
 
 #include <stdint.h>
 
@@ -336,3 +337,5 @@ typedef struct sluice_decode_args_s {
   int32_t num_weights;
   sluice_decode_weight_t weights[SLUICE_CUDA_DECODED];
 } sluice_decode_args_t;
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_ */

@@ -4,7 +4,8 @@
  * A kernel's body is written for one warp. Code that lanes execute independently is in SLUICE_LANES; a value per lane
  * is a per_lane<T>; between such blocks are the warp operations below, which every lane reaches. So a body means the
  * same in both builds, and the CPU build is compared bit by bit with the reference kernels. */
-#pragma once
+#ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_
+#define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_
 
 #include <math.h>
 #include <stddef.h>
@@ -186,3 +187,5 @@ SLUICE_FN int32_t warp_scan(per_lane<int32_t>& v) {
   v = sum;
   return total;
 }
+
+#endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_ */

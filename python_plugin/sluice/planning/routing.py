@@ -38,7 +38,7 @@ class Routing:
         return values[len(values) // 2]
 
 
-def skew_of(loads: Sequence[int], ranks: int) -> float:
+def skew_of(loads: Sequence[float], ranks: int) -> float:
     """Returns the maximum divided by the mean of the ranks' rows. Each rank has contiguous experts."""
     each = len(loads) // ranks
     rows = [sum(loads[rank * each : rank * each + each]) for rank in range(ranks)]

@@ -7,6 +7,7 @@ import random
 from functools import lru_cache
 
 from .errors import BadInput
+from .routing import skew_of
 
 
 @lru_cache(maxsize=64)
@@ -32,5 +33,4 @@ def zipf_skew(experts: int, ranks: int, exponent: float, top_k: int, seed: int) 
     """Returns rows of the most loaded rank divided by the mean, with experts placed at random."""
     shares = list(zipf_shares(experts, exponent, top_k))
     random.Random(seed).shuffle(shares)
-    each = experts // ranks
-    return max(sum(shares[rank * each : rank * each + each]) for rank in range(ranks)) * ranks
+    return skew_of(shares, ranks)

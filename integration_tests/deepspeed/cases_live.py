@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -312,11 +310,3 @@ def loaded(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
     found = [then, first, again, list(made.engine.module.parts), losses]
     made.end()
     return found
-
-
-def benchmark(plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the results of the ranks of integration_tests/benchmarks/live/live.py."""
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from integration_tests.benchmarks.live import live_rank
-
-    return {name: live_rank.CELLS[name](plan) for name, plan in plans.items()}

@@ -172,7 +172,6 @@ def train(
     autocast: str | None = None,
     used: bool = False,
     dtype: str = "float32",
-    length: int | None = None,
     evaluate: bool = False,
     check: Any = None,
     before: Any = None,
@@ -194,7 +193,7 @@ def train(
         if before is not None:
             before(host, step)
         torch.manual_seed(77 * step + dist.get_rank())  # both runs use the same random numbers
-        x, target = data(step, length, getattr(torch, dtype))
+        x, target = data(step, None, getattr(torch, dtype))
         mask = (torch.arange(x.shape[0] * x.shape[1]) % 5 != 0).int() if used else None
         context = torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext()
         with context:

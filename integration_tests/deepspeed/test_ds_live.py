@@ -10,8 +10,6 @@ from rank_harness import Ranks
 from shuffles import PROMISES_BITS
 from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, _differ, names
 
-from integration_tests.benchmarks.live import live
-
 PLAIN: dict[str, Any] = {"kind": "plain"}
 # Configurations with different places and dtypes of DeepSpeed's gradient sums.
 AT_ONCE = {"bf16": {"enabled": True, "immediate_grad_update": True}}
@@ -243,16 +241,3 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, pipe4: Ranks, case: s
     for said, changed, _ in (pipe4 if case == "over a stage" else pipe2).run("cases_moves:refused", live=True, **job):
         assert words in said and not changed, said
         assert said.count(words) == (2 if "twice" in how else 1)
-
-
-def test_Benchmark_TinyCells_FindAllThatIsJudged(pipe2: Ranks) -> None:
-    plans = {name: {**cell, **live.TINY[name]} for name, cell in live.CELLS.items()}
-    found, _ = pipe2.run("cases_live:benchmark", plans=plans)
-    for name, cell in plans.items():
-        assert all(line for line, _ in live.JUDGES[name](cell, found[name]))
-    moved = found["stall"]["live"]
-    assert moved["in_batch"] + moved["at_flush"] == plans["stall"]["pairs"] + 1
-    assert all(len(each) == plans["stall"]["pairs"] for each in found["stall"]["seconds"].values())
-    assert len(found["latencies"]["still"]) == plans["latencies"]["micro_batches"]
-    assert found["decided"]["noise_batches"] == 2
-    assert found["ways"] and all(row["live"] > 0 and row["drained"] > 0 for row in found["ways"])

@@ -2,12 +2,8 @@
 #include "backend/comm/fake/fake_comm.h"
 
 #include <assert.h>
-#include <time.h>
 
-#include "backend/base/clock.h"
 #include "backend/comm/requests.h"
-
-#define NAP_NS 2000000
 
 struct sluice_comm_request_s { /* of this implementation; the inner one's request is opaque here */
   int32_t is_used;
@@ -80,15 +76,6 @@ static sluice_status_t strike(const fake_comm_t* comm, const sluice_fake_fault_t
                           comm->base.rank, where, (unsigned long long)fault->nth);
 }
 
-/* Sleeps until then, or until the communicator is broken by another thread. */
-static void nap_until(const fake_comm_t* comm, uint64_t until_ns) {
-  for (uint64_t now_ns = sluice_now_ns(); now_ns < until_ns && atomic_load(&comm->base.broken) == SLUICE_OK;
-       now_ns = sluice_now_ns()) {
-    struct timespec nap = {.tv_sec = 0, .tv_nsec = until_ns - now_ns < NAP_NS ? (long)(until_ns - now_ns) : NAP_NS};
-    nanosleep(&nap, NULL);
-  }
-}
-
 static sluice_status_t fake_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                            sluice_comm_request_t** out_request) {
   fake_comm_t* comm = downcast(base);
@@ -99,8 +86,7 @@ static sluice_status_t fake_exchange_start(sluice_comm_t* base, const sluice_exc
   sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
   const sluice_fake_fault_t* fault = find_fault(comm, SLUICE_FAKE_START, number);
   if (request == NULL) return sluice_comm_fail_third(base);
-  if (fault != NULL && fault->action == SLUICE_FAKE_FAIL) return strike(comm, fault, "start");
-  if (fault != NULL) nap_until(comm, sluice_now_ns() + fault->delay_ns);
+  if (fault != NULL) return strike(comm, fault, "start");
   *request = (sluice_comm_request_t){0};
   SLUICE_TRY(comm->inner->vtable->exchange_start(comm->inner, exchange, &request->inner));
   request->is_used = 1;

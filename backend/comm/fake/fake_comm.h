@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A communicator for tests that wraps another one, fails or delays on command, and records the sequence of calls. */
+/* A communicator for tests that wraps another one, fails on command, and records the sequence of calls. */
 #pragma once
 
 #include "backend/comm/comm.h"
 
 enum { SLUICE_FAKE_START = 0, SLUICE_FAKE_WAIT = 1 };
 
-enum {
-  SLUICE_FAKE_FAIL = 0, /* returns `status` with `peer`; a failing start posts nothing, a failing wait withdraws the
-                           request (peers that need it see PEER_LOST) */
-  SLUICE_FAKE_DELAY = 1 /* only starts: continues after `delay_ns` */
-};
-
+/* A call that returns `status` with `peer`. A failing start posts nothing; a failing wait withdraws the request, and
+ * peers that need it see PEER_LOST. */
 typedef struct sluice_fake_fault_s {
-  int32_t on;        /* SLUICE_FAKE_START or _WAIT */
-  int32_t action;    /* SLUICE_FAKE_FAIL or _DELAY */
-  uint64_t nth;      /* counted from 0 over all exchanges started, or over all requests waited for */
-  int32_t status;    /* FAIL */
-  int32_t peer;      /* FAIL; -1 unknown */
-  uint64_t delay_ns; /* DELAY */
+  int32_t on;   /* SLUICE_FAKE_START or _WAIT */
+  uint64_t nth; /* counted from 0 over all exchanges started, or over all requests waited for */
+  int32_t status;
+  int32_t peer; /* -1 unknown */
 } sluice_fake_fault_t;
 
 /* One call of the engine; the slices of one wait are one call. */

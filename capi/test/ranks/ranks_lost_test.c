@@ -180,9 +180,8 @@ TEST(Ranks_OneDiesInEachPhase_OthersNameIt) {
     for (int32_t on = SLUICE_FAKE_START; on <= SLUICE_FAKE_WAIT; ++on) {
       uint64_t nth = 0;
       for (int struck = 1; struck; nth += on == SLUICE_FAKE_WAIT ? forms[form].every : 1) {
-        death_scene_t scene = {
-            .fault = {.on = on, .action = SLUICE_FAKE_FAIL, .nth = nth, .status = SLUICE_E_PEER_LOST, .peer = 1},
-            .deduplicate = forms[form].deduplicate};
+        death_scene_t scene = {.fault = {.on = on, .nth = nth, .status = SLUICE_E_PEER_LOST, .peer = 1},
+                               .deduplicate = forms[form].deduplicate};
         play_t play = {.run = death_run, .scene = &scene, .world_size = forms[form].world_size, .with_fakes = 1};
         if (on == SLUICE_FAKE_WAIT) play.timeout_ns = BRIEF_NS;
         perform(&play);

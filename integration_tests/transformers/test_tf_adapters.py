@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 import io
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tf_compare
 import tf_models
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -78,10 +79,10 @@ def pair(kind: str = "qwen3_moe", **how: Any) -> tuple[Any, Any]:
     return adapted(kind, "sluice", **how), adapted(kind, "eager", **how)
 
 
-def step(model: Any) -> dict[str, torch.Tensor]:
+def step(model: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
     """Returns the logits, and the gradients if there are any."""
     model.zero_grad(set_to_none=True)
-    out = model(input_ids=IDS, labels=IDS)
+    out = model(input_ids=ids, labels=ids)
     if out.loss.requires_grad:
         out.loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -93,7 +94,7 @@ def check(ours: Any, theirs: Any, bound: float = 1e-5, stacks: int | None = 0) -
     """Compares a step, and the number of Sluice's results that are as large as a stack (None: any number)."""
     with StackSized(ours) as sized:
         found = step(ours)
-    worst = tf_models.gaps(found, step(theirs))
+    worst = tf_compare.gaps(found, step(theirs))
     assert max(worst.values()) < bound, max(worst.items(), key=lambda item: item[1])
     assert stacks is None or sized.count == stacks, sized.count
     assert not low_rank._held and not low_rank._here.noted
@@ -268,9 +269,8 @@ def test_SavedAndLoaded_ByStockPeft_IsTheSame(tmp_path: Path) -> None:
     check(torch.load(buffer, weights_only=False), theirs)
     merged = copy.deepcopy(ours).merge_and_unload()
     assert not [module for module in merged.modules() if module._forward_pre_hooks]
-    assert (
-        tf_models.gaps({"logits": merged(input_ids=IDS).logits.detach()}, {"logits": before["logits"]})["logits"] < 1e-4
-    )
+    found = {"logits": merged(input_ids=IDS).logits.detach()}
+    assert tf_compare.gaps(found, {"logits": before["logits"]})["logits"] < 1e-4
 
 
 def test_ImplementationSwitched_AndBack_AsPeft() -> None:
@@ -315,24 +315,18 @@ def test_Threads_EachForwardHasItsOwnAdapters() -> None:
     ours, theirs = pair()
     with torch.no_grad():
         wanted = theirs(input_ids=IDS).logits
-    gaps: list[float] = []
 
-    def run() -> None:
+    def gap(_: int) -> float:
         with torch.no_grad():
-            for _ in range(20):
-                gaps.append(float((ours(input_ids=IDS).logits - wanted).abs().max()))
+            return float((ours(input_ids=IDS).logits - wanted).abs().max())
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            assert max(pool.map(gap, range(80))) < 1e-4
     finally:
         sys.setswitchinterval(before)
-    assert len(gaps) == 80 and max(gaps) < 1e-4
     assert not low_rank._held
 
 

@@ -78,17 +78,35 @@ def _fresh_memory_is_nan() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_fresh_memory_is_nan", "one_gemm")
 @pytest.mark.parametrize("tokens", [0, 1, 8, 300])
-@pytest.mark.parametrize("kind", KINDS)
-def test_Training_OfFewTokens_BitsOfAModelInThatDtype(kind: str, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.bfloat16) for kind in KINDS), ("mixtral", torch.float16)],
+    ids=str,
+)
+def test_Training_OfFewTokens_BitsOfAModelInThatDtype(kind: str, tokens: int, dtype: torch.dtype) -> None:
     """Compares outputs and all gradients, with repeated and dropped ids; with 300 tokens every expert has rows."""
     module, given = make(kind), rows(MODEL, EXPERTS, tokens, 3, hot=True)
     given.ids[::3, 1], given.weights[::3, 1] = EXPERTS, 0.0
-    inside = torch.float32 if kind == "gpt_oss" else torch.bfloat16
-    wanted = tf_compare.run(copy.deepcopy(module).to(inside), given, inside).values
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = tf_compare.run(module, given, torch.float32).values
+    inside = torch.float32 if kind == "gpt_oss" else dtype
+    wanted = tf_compare.run(copy.deepcopy(module).to(inside), given, inside)
+    with torch.autocast("cpu", dtype=dtype):
+        found = tf_compare.run(module, given, torch.float32)
         with torch.no_grad():
             again = module(given.tokens.to(inside), given.ids, given.weights)
     assert torch.equal(again, wanted["output"])
     for name, value in wanted.items():
         assert found[name].dtype == torch.float32 and torch.equal(found[name], value.float()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_Training_OfCalledExperts_AsEagerUnderAutocast(dtype: torch.dtype) -> None:
+    module, given = make("muse_spark"), rows(MODEL, EXPERTS, 40, 2)
+    with torch.autocast("cpu", dtype=dtype):
+        found = tf_compare.run(module, given, torch.float32)
+        with tf_compare.implementation(module, "eager"):
+            stock = tf_compare.run(module, given, torch.float32)
+    wanted = tf_compare.reference(module, given, torch.float32)
+    theirs = tf_compare.gaps(stock, wanted)
+    for name, gap in tf_compare.gaps(found, wanted).items():
+        assert found[name].dtype == stock[name].dtype == torch.float32, name
+        assert gap <= max(2 * theirs[name], 1e-2), (name, gap)

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares `experts_implementation="sluice"` with transformers' eager loop in f64: families, sizes, dtypes."""
 
-import ctypes
-import threading
-from collections.abc import Iterator
-from pathlib import Path
+import itertools
 from typing import Any
 
 import pytest
@@ -48,16 +45,11 @@ def make(kind: str = "mixtral", experts: int = 6, model: int = MODEL, hidden: in
     return tf_families.make(kind, CLASS_OF[kind], model, hidden, experts)
 
 
-@pytest.fixture
-def one_library() -> Iterator[None]:
-    """Fixes the GEMM library: otherwise Sluice chooses it after some calls, and the last bits change."""
-    sluice.configure(gemm="native")
-    yield
-    sluice.configure()
-
-
-@pytest.mark.parametrize("kind", EVERYDAY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*itertools.product(EVERYDAY, (torch.float32, torch.bfloat16)), ("mixtral", torch.float16)],
+    ids=str,
+)
 def test_Family_EachContract_AsEager(kind: str, dtype: torch.dtype) -> None:
     module = make(kind)
     check(module, rows(MODEL, 6, 23, 2), dtype)
@@ -70,12 +62,14 @@ def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: p
         found = []
         for policy in ("none", "S3", "S4"):
             sluice.configure(chunks=3, chunking="tokens", policy=policy)
-            found.append(tf_compare.run(make("inkling2"), given, torch.float32).values)
+            found.append(tf_compare.run(make("inkling2"), given, torch.float32))
         for other in found[1:]:
             assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
         sluice.configure(policy="S1")
-        with pytest.raises(sluice.errors.Unsupported, match="policy S1 is not possible with experts that run as"):
-            tf_compare.run(make("inkling2"), given, torch.float32)
+        module = make("inkling2")
+        for _ in range(2):  # a call that failed is repeated, as in a notebook whose cell runs twice
+            with pytest.raises(sluice.errors.Unsupported, match="policy S1 is not possible with experts that run as"):
+                tf_compare.run(module, given, torch.float32)
         sluice.configure(chunks=2, policy={"pre_activation": ["keep", "recompute"]})
         with pytest.raises(sluice.errors.Unsupported, match="they are recomputed in every chunk or in none"):
             tf_compare.run(make("inkling2"), given, torch.float32)
@@ -124,15 +118,15 @@ def test_Family_EveryClass_AsEager(kind: str, name: str, dtype: torch.dtype) -> 
         check(module, rows(MODEL, 5, tokens, top_k, hot=True), dtype)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 64, 256, 1024])
-@pytest.mark.parametrize("top_k", [1, 8])
-def test_Sizes_TokensAndTopK_AsEager(tokens: int, top_k: int) -> None:
-    check(make(experts=16), rows(MODEL, 16, tokens, top_k))
-
-
-@pytest.mark.parametrize(("experts", "model", "hidden"), [(4, 1, 1), (64, 3, 5), (33, 128, 65), (8, 64, 256)])
-def test_Sizes_ExpertsAndWidths_AsEager(experts: int, model: int, hidden: int) -> None:
-    check(make(experts=experts, model=model, hidden=hidden), rows(model, experts, 50, 3))
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "model", "hidden"),
+    [
+        *((tokens, top_k, 16, MODEL, HIDDEN) for tokens in (0, 1, 2, 7, 64, 256, 1024) for top_k in (1, 8)),
+        *((50, 3, *sizes) for sizes in ((4, 1, 1), (64, 3, 5), (33, 128, 65), (8, 64, 256))),
+    ],
+)
+def test_Sizes_OfRowsAndExperts_AsEager(tokens: int, top_k: int, experts: int, model: int, hidden: int) -> None:
+    check(make(experts=experts, model=model, hidden=hidden), rows(model, experts, tokens, top_k))
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "muse_spark"])
@@ -153,21 +147,15 @@ def test_Routes_Sentinel_AddsNothing(kind: str) -> None:
     check(make(kind), given)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tokens", [1, 300])
-def test_Dtypes_16Bit_WithinTheirRounding(dtype: torch.dtype, tokens: int) -> None:
-    check(make(), rows(MODEL, 6, tokens, 2), dtype)
-
-
 @pytest.mark.parametrize("options", [{}, {"chunks": 8, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 @pytest.mark.parametrize("which", ["down_proj_bias", "down_proj"])
 def test_Sums_OfBf16OverManyRows_AreInF32(which: str, options: dict[str, Any]) -> None:
     """Gradients are summed over 512 rows: a sum in bf16, as in transformers' grouped_mm for biases, would be found."""
     module, given = make("gpt_oss", experts=4).bfloat16(), rows(MODEL, 4, 1024, 2)
-    wanted = tf_compare.reference(module, given, torch.bfloat16).values[which]
+    wanted = tf_compare.reference(module, given, torch.bfloat16)[which]
     sluice.configure(**options)
     try:
-        found = tf_compare.run(module, given, torch.bfloat16).values[which]
+        found = tf_compare.run(module, given, torch.bfloat16)[which]
     finally:
         sluice.configure()
     most = 2**-8  # relative to the largest value: each row is rounded once or twice, and so is the sum
@@ -198,59 +186,11 @@ def test_RouteWeights_InTheModelsDtype_GetTheirGradient() -> None:
     torch.testing.assert_close(weights.grad.float(), wanted.grad, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
-def test_Autocast_16Bit_AsEagerUnderAutocast(kind: str, dtype: torch.dtype) -> None:
-    module, given = make(kind), rows(MODEL, 6, 40, 2)
-    with torch.autocast("cpu", dtype=dtype):
-        found = tf_compare.run(module, given, torch.float32)
-        with tf_compare.implementation(module, "eager"):
-            stock = tf_compare.run(module, given, torch.float32)
-    wanted = tf_compare.reference(module, given, torch.float32)
-    for name, gap in found.gaps(wanted).items():
-        assert found.values[name].dtype == stock.values[name].dtype == torch.float32, name
-        assert gap <= max(2 * stock.gaps(wanted)[name], 1e-2), (name, gap)
-    in_f32 = found.gaps(wanted)["output"] < (1e-4 if dtype == torch.bfloat16 else 1e-5)
-    assert in_f32 == (kind == "gpt_oss"), "its loop adds f32 biases to what autocast multiplies"
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("kind", ["mixtral", "muse_spark"])
 def test_Checkpointing_BothKinds_AsEager(kind: str, reentrant: bool) -> None:
     module = make(kind)
     check(module, rows(MODEL, 6, 30, 2), call=lambda *inputs: checkpoint(module, *inputs, use_reentrant=reentrant))
-
-
-def _resident() -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # cached free memory would hide allocations
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) << 10
-    raise LookupError("VmRSS")
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("kind", ["mixtral", "muse_spark"])
-def test_Checkpointing_BothKinds_FreesTheActivations(kind: str, reentrant: bool) -> None:
-    module = make(kind, experts=4, model=64, hidden=256)
-    given = rows(64, 4, 16384, 2)
-    tokens = given.tokens.requires_grad_()
-    kept_by_a_step = 16384 * 2 * (64 + 2 * 256) * 4  # dispatched rows and pre-activations
-
-    def growth(call: object) -> int:
-        out = call(tokens, given.ids, given.weights)  # the first call allocates the layer's permanent memory
-        out.backward(given.grad)
-        del out
-        before = _resident()
-        out = call(tokens, given.ids, given.weights)
-        after = _resident()
-        out.backward(given.grad)
-        return after - before
-
-    plain = growth(module)
-    freed = growth(lambda *inputs: checkpoint(module, *inputs, use_reentrant=reentrant))
-    assert plain > 0.8 * kept_by_a_step, plain
-    assert freed < 0.35 * kept_by_a_step, (freed, plain)
 
 
 def test_SavedBytes_AtMostHalfOfGroupedMm() -> None:
@@ -275,19 +215,8 @@ def test_SavedBytes_AtMostHalfOfGroupedMm() -> None:
     assert sluices <= 0.5 * stocks, (sluices, stocks)
 
 
-@pytest.mark.usefixtures("one_library")
-def test_NoGrad_AndInferenceMode_SameBitsAsTraining() -> None:
-    module, given = make(), rows(MODEL, 6, 12, 2)
-    wanted = module(given.tokens, given.ids, given.weights).detach()
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            found = module(given.tokens, given.ids, given.weights)
-        assert not found.requires_grad
-        assert torch.equal(found, wanted)
-
-
-@pytest.mark.usefixtures("one_library")
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+@pytest.mark.usefixtures("one_gemm")
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "openai_privacy_filter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_Generation_PreparedCalls_SameBitsWhateverChanges(kind: str, dtype: torch.dtype) -> None:
     """Calls without gradients are prepared once, but must see changes between them."""
@@ -296,9 +225,10 @@ def test_Generation_PreparedCalls_SameBitsWhateverChanges(kind: str, dtype: torc
     def compare(given: tf_compare.Rows) -> None:
         tokens = given.tokens.to(dtype)
         wanted = module(tokens.clone().requires_grad_(), given.ids, given.weights).detach()
-        with torch.no_grad():
-            for _ in range(3):
-                assert torch.equal(module(tokens, given.ids, given.weights), wanted)
+        for mode in (torch.no_grad, torch.no_grad, torch.no_grad, torch.inference_mode):
+            with mode():
+                found = module(tokens, given.ids, given.weights)
+            assert torch.equal(found, wanted) and not found.requires_grad
 
     for tokens in (1, 8, 1, 0, 3, 300, 1):
         compare(rows(MODEL, 6, tokens, 2, seed=tokens))
@@ -324,33 +254,12 @@ def test_Generation_PreparedCalls_SameBitsWhateverChanges(kind: str, dtype: torc
     compare(given)
 
 
-@pytest.mark.usefixtures("one_library")
-def test_TwoRuns_SameBits() -> None:
-    module, given = make(), rows(MODEL, 6, 200, 2)
-    first, second = (tf_compare.run(module, given, torch.float32) for _ in range(2))
-    for name, value in first.values.items():
-        assert torch.equal(value, second.values[name]), name
-
-
-def test_Frozen_ParametersOrRouter_OthersKeepTheirGradients() -> None:
-    module, given = make(), rows(MODEL, 6, 20, 2)
-    wanted = tf_compare.reference(module, given, torch.float32)
-    module.down_proj.requires_grad_(False)
-    found = tf_compare.run(module, given, torch.float32)
-    assert module.down_proj.grad is None
-    del wanted.values["down_proj"], found.values["down_proj"]
-    assert max(found.gaps(wanted).values()) < 2e-5
-    out = module(given.tokens, given.ids, given.weights)
-    out.backward(given.grad)
-    assert given.weights.grad is None
-
-
 @pytest.mark.parametrize("options", [{}, {"chunks": 3, "policy": "S3"}, {"chunks": 3, "policy": "S4"}], ids=str)
 @pytest.mark.parametrize("kind", EVERYDAY)
 def test_Frozen_AnyOfTheTensors_TheOthersHaveTheirGradientsAndItHasNone(kind: str, options: dict[str, Any]) -> None:
     """Only some experts have rows, with and without a gradient of the tokens."""
     module, given = make(kind), rows(MODEL, 6, 9, 1)
-    wanted = tf_compare.reference(module, given, torch.float32).values
+    wanted = tf_compare.reference(module, given, torch.float32)
     names = [name for name, _ in module.named_parameters()]
     sluice.configure(**options)
     try:
@@ -376,15 +285,6 @@ def test_Frozen_AnyOfTheTensors_TheOthersHaveTheirGradientsAndItHasNone(kind: st
         sluice.configure()
 
 
-def test_Accumulation_TwoBackwards_AddUp() -> None:
-    module, given = make(), rows(MODEL, 6, 20, 2)
-    for _ in range(2):
-        module(given.tokens, given.ids, given.weights).backward(given.grad)
-    wanted = tf_compare.reference(module, given, torch.float32).values
-    for name in ("gate_up_proj", "down_proj"):
-        torch.testing.assert_close(getattr(module, name).grad.double(), 2 * wanted[name], rtol=1e-4, atol=1e-4)
-
-
 def test_Parameters_MovedOrReplaced_AreReadAgain() -> None:
     module, given = make(), rows(MODEL, 6, 20, 2)
     check(module, given)
@@ -408,80 +308,3 @@ def test_Activation_ChangedLater_IsReadAgain() -> None:
     module.act_fn = torch.nn.GELU()
     check(module, given)
     assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
-
-
-def test_Gate_OfNobodysKnowledge_IsCalledAndNotGuessed() -> None:
-    module, given = make(), rows(MODEL, 6, 20, 2)
-
-    def late_clamp(gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, -1)
-        return torch.nn.functional.silu(gate.clamp(max=0.75)) * up
-
-    module._apply_gate = late_clamp
-    with tf_compare.implementation(module, "grouped_mm"):
-        stock = tf_compare.run(make_aligned(late_clamp), rows(64, 6, 20, 2), torch.float32)
-    found = tf_compare.run(make_aligned(late_clamp, "sluice"), rows(64, 6, 20, 2), torch.float32)
-    assert max(found.gaps(stock).values()) < 2e-5
-    module(given.tokens, given.ids, given.weights)
-    assert sluice.stats(module)["layers"][0]["computed_by"] != "sluice"
-
-
-def make_aligned(gate: object, name: str = "grouped_mm") -> torch.nn.Module:
-    module = make(model=64, hidden=32)
-    module._apply_gate = gate
-    module.config._experts_implementation = name
-    return module
-
-
-@pytest.mark.usefixtures("one_library")
-def test_Threads_TwoAtOnce_WaitForEachOther() -> None:
-    module, given = make(), rows(MODEL, 6, 100, 2)
-    wanted = module(given.tokens, given.ids, given.weights).detach()
-    wrong: list[object] = []
-
-    def work() -> None:
-        try:
-            for _ in range(20):
-                out = module(given.tokens, given.ids, given.weights)
-                out.backward(given.grad)
-                if not torch.equal(out, wanted):
-                    wrong.append("other bits")
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-# Errors of a faulty adapter. The comparison must detect each of them.
-DEFECTS = ["router gradient dropped", "bias of the next expert", "stale weights", "sentinel taken for an expert"]
-
-
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_PlantedDefect_IsCaught(defect: str) -> None:
-    module, given = make("gpt_oss" if "bias" in defect else "mixtral"), rows(MODEL, 6, 30, 2)
-    old = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-
-    def broken(tokens: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        if defect == "router gradient dropped":
-            return module(tokens, ids, weights.detach() + 0 * weights)
-        if defect == "bias of the next expert":
-            out = module(tokens, ids, weights)
-            shift = (module.down_proj_bias.roll(1, 0) - module.down_proj_bias)[ids]
-            return out + (shift * weights.unsqueeze(-1)).sum(1)
-        if defect == "stale weights":
-            return torch.func.functional_call(module, old, (tokens, ids, weights))
-        return module(tokens, ids.masked_fill(ids == 6, 0), weights + (ids == 6))
-
-    if "stale" in defect:
-        with torch.no_grad():
-            module.gate_up_proj.mul_(1.01)
-    if "sentinel" in defect:
-        given.ids[3, 1], given.weights[3, 1] = 6, 0.0
-    check(module, given)
-    with pytest.raises(AssertionError, match="is off by"):
-        check(module, given, call=broken)

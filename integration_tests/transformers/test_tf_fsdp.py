@@ -46,14 +46,10 @@ TWO = {
     "FSDP1": {"by": "FSDP1", "use_orig_params": True, "micro": 2},
     "FSDP1, flat": {"by": "FSDP1", "use_orig_params": False},
     "transformers": {"by": "transformers", "config": {"fsdp_size": 2, "ep_size": 1}},
-    "ep, micro-steps": {**EP, "micro": 2},
     "ep, bf16 with sums in f32": {**EP, "mixed": True, **EVERYWHERE},
     "ep, kept": {"by": "transformers", "config": {"fsdp_size": 2, "fsdp_plan": {"model.layers.*": "keep_full_weight"}}},
-    "ep, frozen experts": {**EP, "frozen": "experts"},
-    "ep, half frozen experts": {**EP, "frozen": "down_proj"},
     "ep, resumed": {**EP, "resume": True},
     "ep, Sluice's AdamW": {**EP, "adamw": True, "resume": True},
-    "ep, autocast": {**EP, "autocast": True, **EVERYWHERE},
     "ep, gradients of 1 MiB": {**EP, "sizes": {"moe_intermediate_size": 1024}, "micro": 2},
 }
 FOUR = {

@@ -1,24 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests moves of a split model's experts between ranks in a training: the bits are the same, and files show no move."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_harness import Ranks
 from test_tf_parallel import LAYOUTS
-from tf_ranks import TransformersRanks
 
 WHAT = ("losses", "parameters", "grads", "optimizer")
-
-
-@pytest.fixture(scope="module", params=[2, 4, 8])
-def group(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Yields groups of each size, one after the other."""
-    ranks = TransformersRanks(request.param)
-    yield ranks
-    ranks.stop()
 
 
 def _differ(answers: list[Any]) -> list[str]:
@@ -33,11 +23,19 @@ def _check(answers: list[Any], moves: int, computed_by: str = "sluice") -> None:
         assert still["losses"][-1] != still["losses"][0] and len(still["optimizer"]) > 0
 
 
+@pytest.mark.parametrize("steps", [12, pytest.param(204, marks=pytest.mark.full)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
-def test_Move_EveryFewSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, kind: str, layout: str) -> None:
-    answers = ranks.run("tf_ep_moves:moved", path=saved(kind), layout=LAYOUTS[layout], steps=12, every=3)
-    _check(answers, moves=3)
+def test_Move_EveryFewSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, kind: str, layout: str, steps: int) -> None:
+    answers = ranks.run("tf_ep_moves:moved", path=saved(kind), layout=LAYOUTS[layout], steps=steps, every=3)
+    _check(answers, moves=steps // 4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 4])
+def test_Move_FourRanks_HasTheBitsOfNone(four_ranks: Ranks, saved: Any, k: int) -> None:
+    case = {"path": saved("qwen3_moe", num_experts_per_tok=k), "layout": {"fsdp_size": 4}}
+    _check(four_ranks.run("tf_ep_moves:moved", steps=12, every=3, **case), moves=3)
 
 
 def test_Move_ExpertsThatAreCalled_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -> None:
@@ -46,26 +44,33 @@ def test_Move_ExpertsThatAreCalled_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -
     _check(answers, moves=3, computed_by="the module's own functions")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_Move_DuringTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: str) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "during_steps": True}
+@pytest.mark.parametrize("layout, lora", [("tp", False), ("fsdp2", False), ("fsdp2", True)])
+def test_Move_DuringTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: str, lora: bool) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "during_steps": True, "lora": lora}
     answers = ranks.run("tf_ep_moves:moved", steps=32, every=10, **case)
     _check(answers, moves=3)
     assert all(moved["hidden"] > 0 for _, moved in answers)
 
 
-@pytest.mark.parametrize("during_steps", [False, True], ids=["at once", "during steps"])
-def test_Move_AdaptersOnExperts_HaveTheBitsOfNone(ranks: Ranks, saved: Any, during_steps: bool) -> None:
+def test_Move_AdaptersOnExperts_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -> None:
     """A, B and their optimizer state move with their experts."""
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True, "during_steps": during_steps}
-    steps, every = (32, 10) if during_steps else (12, 3)
-    _check(ranks.run("tf_ep_moves:moved", steps=steps, every=every, **case), moves=3)
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True}
+    _check(ranks.run("tf_ep_moves:moved", steps=12, every=3, **case), moves=3)
 
 
-@pytest.mark.parametrize("forget", ["lora_A.default value", "lora_B.default value", "lora_B.default state exp_avg"])
-def test_Move_ThatForgetsOfAnAdapter_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True, "forget": forget}
-    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
+# What a faulty adapter would leave behind, the slots that it would not tell the engine, and how it moves.
+FAULTS: list[dict[str, Any]] = [
+    *({"forget": state, "lora": True} for state in ("lora_A.default value", "lora_B.default state exp_avg")),
+    *({"forget": state, "every": 3, "during_steps": True} for state in ("state exp_avg", " grad")),
+    *({"forget": state} for state in ("state exp_avg", " grad")),
+    {"stale": True},
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_Move_WithAFault_IsSeen(ranks: Ranks, saved: Any, fault: dict[str, Any]) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "steps": 8, "every": 2, **fault}
+    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", **case))
 
 
 def test_Move_DuringTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, saved: Any) -> None:
@@ -74,38 +79,6 @@ def test_Move_DuringTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, sav
         assert count["moves"] >= 4 and count["state"] > 500_000, count
         assert count["most"] <= 2.05 * count["state"], count  # 0.05: control messages and descriptions
         assert abs(count["left"]) < 0.01 * count["state"] and count["left_staged"] == 0, count
-
-
-@pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
-def test_Move_DuringTheStepsThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "during_steps": True, "forget": forget}
-    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=3, **case))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, kind: str, layout: str) -> None:
-    answers = ranks.run("tf_ep_moves:moved", path=saved(kind), layout=LAYOUTS[layout], steps=204, every=4)
-    _check(answers, moves=50)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_Move_GroupsOfEachSizeAndK_HaveTheBitsOfNone(group: Ranks, saved: Any, k: int) -> None:
-    case = {"path": saved("qwen3_moe", num_experts_per_tok=k), "layout": {"fsdp_size": group.world}}
-    _check(group.run("tf_ep_moves:moved", steps=12, every=3, **case), moves=3)
-
-
-@pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
-def test_Move_ThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "forget": forget}
-    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
-
-
-def test_Move_WithAStaleSlotTable_IsSeen(ranks: Ranks, saved: Any) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "stale": True}
-    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -27,24 +27,17 @@ def _forgotten() -> Iterator[None]:
     sluice.configure()
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "mixtral"
-    tf_models.make("mixtral").save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def checkpoint(saved: Path, tmp_path: Path) -> Any:
+def checkpoint(saved: Any, tmp_path: Path) -> Any:
     """Writes a checkpoint whose config.json has this section."""
 
     def make(section: Any) -> str:
-        folder = tmp_path / "downloaded"
+        folder, own = tmp_path / "downloaded", Path(saved("mixtral"))
         folder.mkdir()
-        for file in saved.iterdir():
+        for file in own.iterdir():
             if file.name != "config.json":
                 (folder / file.name).symlink_to(file)
-        values = json.loads((saved / "config.json").read_text())
+        values = json.loads((own / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**values, "sluice": section}))
         return str(folder)
 
@@ -79,8 +72,10 @@ def refused(path: str, *words: str) -> None:
 
 
 def test_Library_NamedByAModel_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
+    """Also if the user has chosen the GEMMs that it would serve."""
     path, trace = library
-    refused(checkpoint({"gemm": "blas", "gemm_library": path}), '"gemm_library" (it names code to load)')
+    sluice.configure(gemm="blas")
+    refused(checkpoint({"gemm_library": path}), '"gemm_library" (it names code to load)')
     assert not trace.exists()
     sluice.configure(gemm="blas", gemm_library=path)  # from the user: it is loaded, and is no BLAS
     with pytest.raises(SluiceError, match="libhostile"):
@@ -88,27 +83,14 @@ def test_Library_NamedByAModel_IsNotLoaded(checkpoint: Any, library: tuple[str, 
     assert trace.exists()
 
 
-def test_Library_NamedByAModelWithTheUsersOwnWord_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
-    """Before the fix, the model's library served the GEMMs that the user had chosen."""
-    path, trace = library
-    sluice.configure(gemm="blas")
-    refused(checkpoint({"gemm_library": path}), '"gemm_library"')
-    assert not trace.exists()
-
-
-@pytest.mark.parametrize("key", ["decisions", "machine", "pinned"])
+@pytest.mark.parametrize("key", ["decisions", "machine", "pinned", "cache"])
 def test_File_NamedByAModel_StaysAsItIs(checkpoint: Any, tmp_path: Path, key: str) -> None:
     own = tmp_path / "train.py"
     own.write_text(USERS_FILE)
-    refused(checkpoint({"memory_budget": "64MiB", "tuner": {key: str(own)}}), f'"tuner.{key}"')
+    named = str(tmp_path / "folder" if key == "cache" else own)
+    refused(checkpoint({"memory_budget": "64MiB", "tuner": {key: named, "calibrate": 0.1}}), f'"tuner.{key}"')
     assert own.read_text() == USERS_FILE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["downloaded", "train.py"]
-
-
-def test_Folder_NamedByAModel_IsNotWritten(checkpoint: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    refused(checkpoint({"tuner": {"calibrate": 0.1, "cache": str(folder)}}), '"tuner.cache"', '"tuner.calibrate"')
-    assert not folder.exists()
 
 
 def test_Checkpoint_OfTheUsersOwn_RunsOnceTheKeyIsMoved(checkpoint: Any) -> None:
@@ -123,21 +105,3 @@ def test_Checkpoint_OfTheUsersOwn_RunsOnceTheKeyIsMoved(checkpoint: Any) -> None
     assert all(
         sluice.stats(module)["contexts"][0]["gemm"].startswith("native") for module in tf_models.experts_of(model)
     )
-
-
-def test_Checkpoint_SluiceSwitchedOff_RunsAsItIs(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLUICE", "0")
-    model = load(checkpoint({"gemm_library": "/tmp/x.so"}))
-    tf_models.step(model, tf_models.batch())
-    assert sluice.stats(tf_models.experts_of(model)[0])["layers"][0]["computed_by"] == "transformers"
-
-
-def test_Checkpoint_ItsChunks_AreTaken_AndTheUsersCountOverThem(checkpoint: Any) -> None:
-    model = load(checkpoint({"chunks": 2, "deduplicate": False}))
-    for chunks in (2, 3):
-        if chunks == 3:
-            sluice.configure(chunks=3)
-        tf_models.step(model, tf_models.batch())
-        assert {sluice.stats(module)["contexts"][0]["last_num_chunks"] for module in tf_models.experts_of(model)} == {
-            chunks
-        }

@@ -12,13 +12,17 @@ import sluice
 import tf_models
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from peft import PeftModel
 from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
-from tf_models import batch, gaps, make, step
-from torch.autograd import forward_ad
+from test_tf_adapters import fill_lora, lora_on
+from tf_compare import gaps
+from tf_models import batch, make, step
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 from transformers.distributed import DistributedConfig
 
 
@@ -32,13 +36,23 @@ def split(path: str, layout: dict[str, int], experts: str = "sluice", transport:
     )
 
 
-def mixed(kind: str, path: str, experts: str, transport: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Runs a step with one combination of transformers' names and of DistributedConfig's options, and returns the worst
-    gap of gradients to the unsplit model, or the error."""
+def compared(kind: str, path: str, experts: str, transport: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Runs a step, and returns the worst gap of gradients and of logits without gradients to the unsplit model over the
+    same global batch, or the error."""
     try:
-        return {"gap": max(tf_models.ep_step(kind, path, experts, dict(config), transport).values()), "said": ""}
+        batches, mine = _batches(layout)
+        unsplit = make(kind, "eager")
+        steps = [step(unsplit, ids) for ids in batches]
+        model = split(path, layout, experts, transport)
+        found = step(model, mine)
     except Exception as error:
-        return {"gap": None, "said": f"{type(error).__name__}: {error}"}
+        return {"said": f"{type(error).__name__}: {error}"}
+    wanted = {name: sum(one[name] for one in steps) / len(steps) for name in found if name not in ("loss", "logits")}
+    found = {name: found[name] for name in wanted}
+    with torch.no_grad():
+        found["logits"], wanted["logits"] = (each.eval()(input_ids=mine).logits for each in (model, unsplit))
+    gap, name = max((gap, name) for name, gap in gaps(found, wanted).items())
+    return {"said": "", "gap": gap, "of": name}
 
 
 def _batches(layout: dict[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -48,52 +62,9 @@ def _batches(layout: dict[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
     return found, found[dist.get_rank() // shared]
 
 
-def _distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Returns the gap of each gradient, relative to the norm of the reference."""
-    return {
-        name: float((found[name].double() - value.double()).norm() / value.double().norm().clamp(min=1e-9))
-        for name, value in wanted.items()
-        if name not in ("loss", "logits")
-    }
-
-
-def bfloat16(kind: str, path: str, layout: dict[str, int]) -> dict[str, list[float]]:
-    """Returns, for each gradient, the distance of the split model in bf16 from f32, and that of the whole one.
-
-    Every token goes to every expert, so that rounding changes the weight of a route, and never the route.
-    """
-    everybodys, mine = _batches(layout)
-    everywhere = {"num_experts_per_tok": 8}
-    exact = make(kind, "eager", **everywhere).bfloat16().float()  # the same values
-    wanted = tf_models._average([step(exact, ids) for ids in everybodys])
-    equal = make(kind, "sluice", torch.bfloat16, **everywhere)
-    whole = tf_models._average([step(equal, ids) for ids in everybodys])
-    model = split(path, layout, dtype=torch.bfloat16, **everywhere)
-    assert model.config.num_experts_per_tok == 8
-    found = step(model, mine)
-    assert found["logits"].dtype == torch.bfloat16
-    alone = _distance(whole, wanted)
-    return {name: [gap, alone[name]] for name, gap in _distance(found, wanted).items()}
-
-
-def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) -> dict[str, Any]:
-    """Returns the worst gap of a step with gradient checkpointing to one without, and the experts' forwards."""
-    _, mine = _batches(layout)
-    model = split(path, layout)
-    plain = step(model, mine)
-    calls: list[int] = []
-    experts = model.model.layers[-1].mlp.experts
-    experts.register_forward_pre_hook(lambda *_: calls.append(1))
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    found = step(model, mine)
-    return {"worst": max(gaps(found, plain).values()), "calls": len(calls)}
-
-
 def adapted(kind: str, path: str, layout: dict[str, int], moved: bool) -> dict[str, Any]:
     """Compares LoRA on the experts of a split model with PEFT on the unsplit one: returns gaps of logits, of gradients
     and of PEFT's initial values, and the share of A and B that this rank has."""
-    from test_tf_adapters import fill_lora, lora_on
-
     batches, mine = _batches(layout)
     made = []
     for base in (make(kind, "eager"), split(path, layout)):
@@ -159,65 +130,30 @@ def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
     return {"worst": max(gaps(found, wanted).values()), "passes": passes, "breaks": breaks}
 
 
-def watched(path: str) -> list[str]:
-    """Returns the errors of each rank for two calls of an experts block, with forward-mode differentiation first on
-    rank 0 and then on rank 1; then both call it without."""
-    model = split(path, {"fsdp_size": dist.get_world_size()})
-    block = model.model.layers[0].mlp.experts
-    tokens, ids, weights = (
-        torch.randn(5, model.config.hidden_size),
-        torch.zeros(5, 1, dtype=torch.long),
-        torch.ones(5, 1),
-    )
-    said = []
-    for turn in range(dist.get_world_size()):
-        try:
-            with forward_ad.dual_level() if dist.get_rank() == turn else contextlib.nullcontext():
-                block(tokens, ids, weights)
-        except SluiceError as error:
-            said.append(f"{type(error).__name__}: {error}")
-    assert block(tokens, ids, weights).isfinite().all()
-    return said
-
-
-def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dict[str, Any]:
+def accumulated(path: str, layout: dict[str, int]) -> dict[str, Any]:
     """Returns, for two micro-steps, the worst gap between gradients that the library and that autograd added, and the
-    number of backwards that added themselves. watched: hooks see the gradients of the last experts."""
+    number of backwards that added themselves."""
     _, mine = _batches(layout)
-    grads: dict[str, dict[str, torch.Tensor]] = {}
-    passes, seen = 0, 0
-
-    def see(_: Any) -> None:
-        nonlocal seen
-        seen += 1
-
+    grads: list[dict[str, torch.Tensor]] = []
+    passes = 0
     for mode in ("autograd", "in_place"):
         sluice.configure(accumulate=mode)
         try:
             model = split(path, layout).train()
             experts = model.model.layers[-1].mlp.experts
-            if watched:
-                experts.down_proj.register_hook(see)
             for number in range(2):
                 if number == 1:
                     before = sluice.stats(experts)["contexts"][0]["passes_in_place"]
-                elif layout.get("fsdp_size", 1) > 1:
-                    model.set_requires_gradient_sync(False)
+                if layout.get("fsdp_size", 1) > 1:
+                    model.set_requires_gradient_sync(number == 1)
                 ids = mine.roll(number, 1)
-                loss = model(input_ids=ids, labels=ids).loss
-                if number == 1 and layout.get("fsdp_size", 1) > 1:
-                    model.set_requires_gradient_sync(True)
-                loss.backward()
+                model(input_ids=ids, labels=ids).loss.backward()
             passes = sluice.stats(experts)["contexts"][0]["passes_in_place"] - before
-            given = {name: parameter.grad for name, parameter in model.named_parameters()}
-            grads[mode] = {
-                name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad
-                for name, grad in given.items()
-                if grad is not None
-            }
+            given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            grads.append({name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in given.items()})
         finally:
             sluice.configure()
-    return {"worst": max(gaps(grads["in_place"], grads["autograd"]).values()), "passes": passes, "seen": seen}
+    return {"worst": max(gaps(*reversed(grads)).values()), "passes": passes}
 
 
 def generation(kind: str, path: str, layout: dict[str, int]) -> dict[str, Any]:
@@ -243,49 +179,20 @@ def generation(kind: str, path: str, layout: dict[str, int]) -> dict[str, Any]:
     return {"whole": found[0], "split": found[1], "new": count}
 
 
-def uneven_rows(path: str) -> dict[str, Any]:
-    """Runs an experts block without gradients on T rows here and none or one there, and on the whole block."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    model = split(path, {"fsdp_size": world})
-    block = model.model.layers[0].mlp.experts
-    whole = make("qwen3_moe", "eager").model.layers[0].mlp.experts
-    worst, shapes = 0.0, []
-    with torch.no_grad():
-        for case, (first, second) in enumerate(((5, 0), (0, 7), (1, 64), (0, 0), (33, 1))):
-            gen = torch.Generator().manual_seed(10 * case + rank)
-            rows = first if rank == 0 else second
-            tokens = torch.randn(rows, model.config.hidden_size, generator=gen)
-            ids = torch.rand(rows, 8, generator=gen).topk(2).indices
-            weights = torch.rand(rows, 2, generator=gen)
-            out = block(tokens, ids, weights)
-            shapes.append(list(out.shape))
-            if rows:
-                worst = max(worst, float((out - whole(tokens, ids, weights)).abs().max()))
-    return {"worst": worst, "rows": [shape[0] for shape in shapes]}
-
-
-def stock_losses(path: str, layout: dict[str, int], steps: int = 20) -> list[float]:
-    """Returns the losses of a training through transformers' all_to_all with grouped_mm."""
-    return _losses(split(path, layout, "grouped_mm", "all_to_all"), layout, steps)
-
-
-def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: int = 20) -> dict[str, Any]:
-    """Returns the losses of the same training through Sluice."""
-    sluice.configure(**options)
+def of_a_stranger(path: str) -> str:
+    """Returns the error for a model whose config.json names the transport between ranks."""
+    config = AutoConfig.from_pretrained(path)
+    config.sluice = {"transport": "c10d", "timeout": 1e9}
     try:
-        model = split(path, layout, "sluice", "sluice")
-        found = _losses(model, layout, steps)
-        return {"losses": found, "stats": sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]}
-    finally:
-        sluice.configure()
+        split(path, {"fsdp_size": dist.get_world_size()}, config=config)
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "loaded"
 
 
 @contextlib.contextmanager
 def _accelerates_fsdp() -> Iterator[None]:
     """Makes accelerate apply FSDP2 on a CPU, where it otherwise does not: its state is set as on a device."""
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedType
-
     made, environment = AcceleratorState.__init__, dict(os.environ)
 
     def make(self: Any, *args: Any, fsdp_plugin: Any = None, **named: Any) -> None:
@@ -309,31 +216,21 @@ def trainer(
     """Runs transformers' Trainer over a split model, with accumulation, evaluation and checkpointing. Its final
     checkpoint, loaded whole, must have the trained model's loss. fsdp: Trainer's fsdp_config, with which
     accelerate shards a model that is not split."""
-    from accelerate.state import AcceleratorState
-    from transformers import Trainer, TrainingArguments
-
     os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
     AcceleratorState._reset_state(reset_partial_state=True)  # an earlier Trainer had another layout
     model = split(path, layout, experts, transport)
     if not (fsdp or {}).get("activation_checkpointing"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     data = [{"input_ids": row, "labels": row} for seed in range(8) for row in batch(seed, rows=4)]
-    arguments = TrainingArguments(
-        output_dir=folder,
+    arguments = tf_models.arguments(
+        folder,
         max_steps=4,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         learning_rate=0.1,
-        lr_scheduler_type="constant",
         optim="sgd",
-        logging_steps=1,
         eval_strategy="steps",
         eval_steps=2,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        seed=0,
-        disable_tqdm=True,
         **({} if fsdp is None else {"fsdp": True, "fsdp_config": fsdp}),
     )
     with contextlib.nullcontext() if fsdp is None else _accelerates_fsdp():
@@ -373,10 +270,6 @@ def trainer_adapted(path: str, folder: str, steps: int = 6) -> dict[str, Any]:
 
     The batches of a step are those that accelerate gives to each rank, in the order of the data.
     """
-    from accelerate.state import AcceleratorState
-    from peft import PeftModel
-    from test_tf_adapters import lora_on
-    from transformers import Trainer, TrainingArguments
 
     class InOrder(Trainer):
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -389,19 +282,8 @@ def trainer_adapted(path: str, folder: str, steps: int = 6) -> dict[str, Any]:
         [row for seed in range(steps) for row in batch(seed, rows=dist.get_world_size())],
     )
     model = lora_on(split(path, {"fsdp_size": world}))
-    arguments = TrainingArguments(
-        output_dir=folder,
-        max_steps=steps,
-        per_device_train_batch_size=1,
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        optim="sgd",
-        max_grad_norm=0.1,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
+    arguments = tf_models.arguments(
+        folder, max_steps=steps, per_device_train_batch_size=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.1
     )
     data = [{"input_ids": row, "labels": row} for row in rows]
     running = InOrder(model=model, args=arguments, train_dataset=data)
@@ -456,13 +338,3 @@ def trainer_adapted(path: str, folder: str, steps: int = 6) -> dict[str, Any]:
             for own in (False, True)
         ],
     }
-
-
-def _losses(model: Any, layout: dict[str, int], steps: int) -> list[float]:
-    _, mine = _batches(layout)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # with larger rates, routes of near ties diverge
-    found = []
-    for number in range(steps):
-        found.append(float(step(model, mine.roll(number, 1))["loss"]))
-        optimizer.step()
-    return found

@@ -9,16 +9,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import sluice
 import sluice.optim
 import tf_quantised
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
 from test_tf_adapters import lora_on
+from tf_compare import gaps
 from tf_ep_jobs import split
-from tf_models import batch, experts_of, gaps
+from tf_models import batch, experts_of
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -159,8 +160,8 @@ def train(path: str, how: dict[str, Any], experts: str, transport: str) -> dict[
     with torch.no_grad():
         losses.append(float(model.eval()(input_ids=ids, labels=ids).loss))
     parameters = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad and p.numel() > 0}
-    states = [adapter.state_of(getattr(each, "get_base_layer", lambda each=each: each)()) for each in experts_of(model)]
-    computed_by = [None if state is None else state.stats()["computed_by"] for state in states]
+    layers = sluice.stats(model)["layers"] if experts == "sluice" else []
+    computed_by = [layer["computed_by"] for layer in layers]
     return {"losses": losses, "steps": steps, "parameters": parameters, "computed_by": computed_by}
 
 

@@ -9,15 +9,14 @@ import sluice
 import tf_models
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sluice.adapters.transformers import experts as adapter
 from sluice.adapters.transformers.packed_stack import is_packed, local
 from sluice.errors import SluiceError
+from test_tf_adapters import lora_on, step
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-IDS = tf_models.batch(rows=2, length=9)
 LUT = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 # Widths for the formats: whole blocks of 32 for MXFP4, partial blocks of 128 for FP8.
 WIDTHS: dict[str, dict[str, int]] = {
@@ -96,34 +95,6 @@ def experts(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(getattr(module, "is_transposed", None), bool)]
 
 
-def adapted(model: Any) -> Any:
-    """Adds LoRA to attention and to both stacks, with nonzero B."""
-    config = LoraConfig(
-        r=3,
-        lora_alpha=6,
-        target_modules=["q_proj", "o_proj"],
-        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-    )
-    peft = get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(6)
-    values = {
-        name: (torch.randn(parameter.shape, generator=generator) * 0.1).to(parameter.dtype)
-        for name, parameter in sorted(peft.named_parameters())
-        if "lora_" in name
-    }
-    peft.load_state_dict(values, strict=False)  # also into factors that are split over ranks
-    return peft
-
-
-def step(model: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
-    """Returns the logits and all gradients."""
-    model.zero_grad(set_to_none=True)
-    out = model(input_ids=ids, labels=ids)
-    out.loss.backward()
-    grads = {name: local(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    return {"logits": out.logits.detach(), **grads}
-
-
 def differing(a: Path, b: Path) -> list[str]:
     """Returns names of tensors whose bytes differ between two checkpoints, or that one lacks."""
     x, y = (load_file(folder / "model.safetensors") for folder in (a, b))
@@ -156,7 +127,7 @@ def split_step(folder: str, moved: bool, saved: str) -> dict[str, Any]:
     before = [stack.codes.clone() for stack in stacks]
     found = []
     for each in (model, _split(folder, "dense")):
-        peft = adapted(each)
+        peft = lora_on(each)
         if moved:
             for module in experts(peft):
                 home = adapter.kept_of(module).home

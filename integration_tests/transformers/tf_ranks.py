@@ -10,5 +10,6 @@ class TransformersRanks(Ranks):
     worker = Path(__file__).resolve().with_name("tf_rank_worker.py")
     imports = (
         *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers"),
+        *("transformers.trainer", "accelerate.state", "peft"),
         *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")),
     )

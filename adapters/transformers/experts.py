@@ -591,12 +591,6 @@ def kept_of(module: Any) -> ExpertsState | None:
     return _transported.get(module) or _states.get(module)
 
 
-def state_of(module: Any) -> ExpertsState | None:
-    """Returns the state of an experts module that has run; else None."""
-    state = kept_of(module)
-    return state if state is not None and state.has_run else None
-
-
 def is_transported(module: Any) -> bool:
     """Returns whether Sluice is the transport of this experts module."""
     return module in _transported

@@ -94,9 +94,10 @@ class MoeLayer:
         owners, slots = self._list("expert_rank", config.expert_rank), self._list("expert_slot", config.expert_slot)
         given.expert_rank, given.expert_slot = owners, slots
         priced_width = config.hidden_width if experts is None else 4 * config.model_width
-        context.tune_for(config.model_width, priced_width, given.dtype)
         out = library.ffi.new("sluice_moe_t **")
-        library.check(library.lib.sluice_moe_create(context.handle, given, out))
+        with context.lock:  # another thread may be in a forward of another layer of this context
+            context.tune_for(config.model_width, priced_width, given.dtype)
+            library.check(library.lib.sluice_moe_create(context.handle, given, out))
         del kept, owners, slots  # copied
         self._handle = out[0]
         self._finalizer = weakref.finalize(self, release, library.lib.sluice_moe_destroy, out[0], generation())

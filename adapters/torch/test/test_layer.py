@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares layers in real processes with a plain loop over experts."""
 
+import concurrent.futures
 import functools
 import json
+import threading
 
 import pytest
 import ranks
@@ -202,3 +204,32 @@ def test_Trace_ForwardAndBackward_IsPlainData():
         assert all(event["begin_ns"] <= event["end_ns"] for event in events)
         assert stats["num_passes"] == 2 and stats["last_num_chunks"] == 2 and stats["gemm"]
         assert stats["bytes_sent"] > 0
+
+
+def test_Create_DuringAForwardOfItsContext_WaitsForIt():
+    """Several threads may run one model, whose layers share a context and are made on first use."""
+    from sluice.adapters.torch import CallbackExperts, Context, MoeConfig, MoeLayer
+
+    entered, go = threading.Event(), threading.Event()
+
+    class Waits(torch.nn.Linear):
+        def forward(self, rows):
+            entered.set()
+            assert go.wait(SOON)
+            return super().forward(rows)
+
+    context, config = Context(), MoeConfig(model_width=8, num_experts=1, top_k=1)
+    layer = MoeLayer(context, config, experts=CallbackExperts([Waits(8, 8)]))
+
+    def forward():
+        with context.lock:
+            layer(torch.zeros(4, 8), torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = pool.submit(forward)
+        assert entered.wait(SOON)
+        making = pool.submit(MoeLayer, context, config, experts=CallbackExperts([torch.nn.Linear(8, 8)]))
+        concurrent.futures.wait([making], 0.5)  # without the lock it has ended with BUSY by now
+        go.set()
+        running.result(SOON)
+        assert making.result(SOON).num_local_experts == 1

@@ -53,7 +53,7 @@ RULES = (
         "the optimizer gets no parameter of an expert, but ZeRO needs one",
         stock_hangs=True,
     ),
-    Rule({"frozen": "fzrank", "dtype": "bf16"}, "no expert of rank 0 has a trainable parameter"),
+    Rule({"frozen": "fzrank", "dtype": "bf16"}, "no expert of rank 0 has a trainable parameter", stock_hangs=True),
     Rule({"frozen": "fzrank", "ep": ("ep1", "ep1and2")}, "copies of one expert, trained on one rank alone", by=NOBODY),
     Rule(
         {"moves": ("byhand", "placed"), "optimizer": "keyadam", "zero": "zero0", "dtype": "bf16"},

@@ -9,9 +9,8 @@
 #include "backend/base/tensor.h"
 #include "backend/calibrate/passes_fit.h"
 #include "backend/calibrate/probe.h"
-#include "backend/moe/layer/layer_life.h"
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/run/make_layer.h"
+#include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/run.h"
 
 #define TOKENS        SLUICE_PASSES_FULL

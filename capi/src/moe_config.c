@@ -13,8 +13,8 @@
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/layer/placement.h"
-#include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/active_plan.h"
+#include "backend/moe/run/run.h"
 #include "capi/src/check_layer.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {

@@ -7,7 +7,7 @@
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/moe/layer/placement.h"
-#include "backend/moe/run/replace_experts.h"
+#include "backend/moe/run/run.h"
 
 void sluice_expert_placement_init(sluice_expert_placement_t* out_placement, size_t struct_size) {
   sluice_struct_init(out_placement, struct_size, NULL, 0);

@@ -5,7 +5,7 @@
 #include "backend/moe/layer/layer.h"
 
 /* config has been validated; policies: of its lists, or NULL. Retains context. The strategies are not set yet:
- * run/make_layer.h makes complete layers. */
+ * run/run.h makes complete layers. */
 sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
 /* Bytes that the layer object itself takes of its context's memory. */

@@ -4,7 +4,7 @@
 
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/capacity_state.h"
-#include "backend/moe/run/choose_mode.h"
+#include "backend/moe/run/mode.h"
 #include "backend/schedule/template/template.h"
 
 /* ---- what is allocated besides ---- */

@@ -10,7 +10,6 @@
 #include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode.h"
 #include "backend/moe/run/planned_forward.h"
-#include "backend/moe/run/run_pass.h"
 
 /* The weight gradients that this rank wants. Others may want some if this one wants none (frozen experts). */
 static int32_t wanted_wgrad(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {

@@ -5,10 +5,49 @@
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/offsets.h"
+#include "backend/moe/routing/routes.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/mode.h"
-#include "backend/moe/run/repeats.h"
-#include "backend/moe/run/run_pass.h"
+
+/* ---- repeated forwards, while n or the plan is open ---- */
+
+/* A forward that activation checkpointing runs again must produce buffers of the same sizes as the first time, since
+ * the host replaces one with the other: the same n and the same plan. So a first forward is recorded (is_noted), and a
+ * repetition (repeats) looks it up (layer/replay.h). These functions do nothing for a forward that is neither. */
+
+/* Before the header: finds the forwards with this rank's routing. */
+static void look_back(sluice_forward_t* f) {
+  const sluice_moe_t* moe = f->pass.moe;
+  if (f->repeats || (f->is_noted && sluice_forward_keeps(f)))
+    f->routes = moe->strategies->routes->hash(moe, f->args->expert_ids);
+  if (!f->repeats) return;
+  sluice_replay_t* kept = &f->pass.moe->replay;
+  f->like = sluice_replay_like(kept, f->routes);
+  const sluice_replay_forward_t* repeated = sluice_replay_choose(kept, f->like);
+  if (repeated == NULL) return;
+  f->choice = repeated->choice;
+}
+
+/* After the header: the forward that this one repeats on all ranks, whose choice it takes; NULL: none. */
+static const sluice_replay_forward_t* take_repeated(sluice_forward_t* f, uint32_t like) {
+  sluice_replay_forward_t* repeated = f->repeats ? sluice_replay_choose(&f->pass.moe->replay, like) : NULL;
+  if (repeated == NULL) {
+    if (f->repeats) f->choice = f->expected;
+    return NULL;
+  }
+  repeated->is_repeated = 1;
+  f->choice = repeated->choice;
+  return repeated;
+}
+
+/* Records the forward once all ranks continue; all ranks record the same forwards. */
+static void note(const sluice_forward_t* f) {
+  if (!f->is_noted) return;
+  const sluice_replay_forward_t kept = {.routes = f->routes, .choice = f->choice, .plan = (int16_t)f->plan};
+  sluice_replay_add(&f->pass.moe->replay, sluice_forward_keeps(f) ? &kept : NULL);
+}
+
+/* ---- execution, once the ranks have agreed ---- */
 
 /* Allocates the kept tensors, once counts are known and before any payload. */
 static sluice_status_t allocate_saved(sluice_forward_t* f, void** given) {
@@ -69,6 +108,8 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
   return execute(f);
 }
 
+/* ---- agreement ---- */
+
 /* Takes a choice for the options that the config leaves open; wgrad mode: of this step's backward. */
 static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice) {
   const sluice_moe_config_t* c = &f->pass.moe->shape.config;
@@ -81,7 +122,7 @@ static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice)
 static sluice_status_t bind_alone(sluice_forward_t* f, sluice_status_t refusal, char* text, uint64_t text_bytes) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(sluice_take_refusal(moe->context, refusal, text, text_bytes));
-  sluice_forward_look_back(f);
+  look_back(f);
   sluice_status_t status = moe->mode->bind_alone(f);
   if (status != SLUICE_OK) return sluice_take_refusal(moe->context, status, text, text_bytes);
   moe->strategies->lanes->take_pass_times(moe);
@@ -123,9 +164,9 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   refusal = bind_alone(f, refusal, text, sizeof text);
   SLUICE_TRY(agree(f, refusal, text, &handshake));
   if (handshake.is_sized) take_size(f, &handshake.sized);
-  sluice_status_t status = mode->take_plan(f, &handshake, sluice_forward_take_repeated(f, handshake.like));
+  sluice_status_t status = mode->take_plan(f, &handshake, take_repeated(f, handshake.like));
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks, before any payload */
-  if (status == SLUICE_OK) sluice_forward_note(f);
+  if (status == SLUICE_OK) note(f);
   if (status == SLUICE_OK) status = run_agreed(f, &handshake);
   return status == SLUICE_OK ? SLUICE_OK : mode->fail(&f->pass, status);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One forward, from its arguments to its pass, as forward.c, the modes and repeats.c see it. Private to moe/run. */
+/* One forward, from its arguments to its pass, as forward.c and the modes see it. Private to moe/run. */
 #pragma once
 
 #include "backend/moe/handshake/handshake.h"
@@ -9,7 +9,7 @@
 typedef struct sluice_forward_s {
   sluice_pass_t pass;
   const sluice_moe_forward_args_t* args;
-  int32_t repeats;  /* repeats an earlier forward while n or the plan is open (repeats.h) */
+  int32_t repeats;  /* repeats an earlier forward while n or the plan is open */
   int32_t is_noted; /* likewise: is recorded for a repetition */
   sluice_step_t* step;
   int32_t* counts; /* under a plan: counts from reading the ids (routing/routes.h) */

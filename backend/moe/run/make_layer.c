@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Selects the strategies of a layer; other code does not test for variants. */
-#include "backend/moe/run/make_layer.h"
+#include "backend/moe/run/run.h"
 
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/ops/travel.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/copies.h"
-#include "backend/moe/run/choose_mode.h"
+#include "backend/moe/run/mode.h"
 #include "backend/moe/step/saved_memory.h"
 
 /* By row memory, and SLUICE_DEDUPLICATE_* (ADAPTIVE if both levels are possible). */

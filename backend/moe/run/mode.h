@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How the chunks of a pass get their counts, which determines the use of its header. A mode is chosen when a layer is
- * made, and again whenever a plan is installed or removed (choose_mode.h); forward and backward call its table. Entries
- * that may be NULL say what NULL means; all others exist in every mode.
+ * made, and again whenever a plan is installed or removed (sluice_layer_choose_mode); forward and backward call its
+ * table. Entries that may be NULL say what NULL means; all others exist in every mode.
  *
  *   exact                chunks are bound before the header, which carries their counts
  *   under a plan         chunks are cut by received rows, which takes an all-reduce after the header; counts follow
@@ -52,3 +52,9 @@ extern const sluice_mode_t sluice_mode_exact;
 extern const sluice_mode_t sluice_mode_under_plan;
 extern const sluice_mode_t sluice_mode_capacity;
 extern const sluice_mode_t sluice_mode_capacity_under_plan;
+
+/* Called for a new layer, and whenever a plan has been installed or removed. */
+void sluice_layer_choose_mode(sluice_moe_t* moe);
+
+/* A new pass of a layer, with its mode, its ops and its strategies. stream: the host's; NULL on a CPU. */
+sluice_pass_t sluice_run_pass(sluice_moe_t* moe, int32_t direction, sluice_stream_t stream);

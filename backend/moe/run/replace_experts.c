@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/moe/run/replace_experts.h"
+#include "backend/moe/run/run.h"
 
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/handshake/placement_handshake.h"

@@ -2,14 +2,14 @@
 #include "backend/moe/run/split.h"
 
 #include "backend/base/tensor.h"
-#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/handshake/failure.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/saved_routes.h"
-#include "backend/moe/run/run_pass.h"
+#include "backend/moe/run/mode.h"
 
 static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction, int32_t part) {
   return (sluice_template_spec_t){

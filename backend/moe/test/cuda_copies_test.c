@@ -6,7 +6,7 @@
 #include "backend/moe/routing/binding.h"
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/token_copies.h"
-#include "backend/moe/run/make_layer.h"
+#include "backend/moe/run/run.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"

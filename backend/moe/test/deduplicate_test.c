@@ -9,7 +9,7 @@
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/token_copies.h"
-#include "backend/moe/run/make_layer.h"
+#include "backend/moe/run/run.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"

@@ -3,8 +3,8 @@
 
 #include "backend/gemm/gemm.h"
 #include "backend/moe/layer/layer_life.h"
-#include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/active_plan.h"
+#include "backend/moe/run/run.h"
 #include "backend/planner/layer_planner.h"
 #include "third_party/bazel/test.h"
 

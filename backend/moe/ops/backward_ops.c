@@ -8,12 +8,8 @@
 #include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/expert_math.h"
 #include "backend/moe/ops/low_rank.h"
-#include "backend/moe/ops/node_ops.h"
-#include "backend/moe/ops/restore_ops.h"
-#include "backend/moe/ops/run_exchange.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
-#include "backend/moe/ops/weight_grad.h"
 
 static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
   return pass->binding.rows_of_expert[(int64_t)chunk * pass->binding.num_local + local];

@@ -1,9 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/moe/ops/run_exchange.h"
+/* Runs the exchanges of ops: posts them, and waits for them. */
+#include <stdio.h>
 
 #include "backend/moe/ops/exchange_ops.h"
-#include "backend/moe/ops/travel.h"
 #include "backend/moe/ops/wire.h"
+
+/* ---- one transfer ---- */
+
+sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
+  if (pass->wire != NULL) sluice_wire_write_sent(pass, pass->wire);
+  const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
+  out_transfer->bytes = 0;
+  for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
+  return pass->context->rows->exchange(pass->context, &exchange, sluice_pass_stream(pass, op), &out_transfer->request);
+}
+
+sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer) {
+  if (transfer->request == NULL) return SLUICE_OK; /* enqueued */
+  char phase[96];
+  snprintf(phase, sizeof phase, "%s of chunk %d, layer %d", sluice_op_name(op->kind), op->chunk,
+           pass->moe->shape.config.layer_id);
+  return sluice_comm_exchange_wait(pass->context->comm, transfer->request, phase);
+}
+
+/* ---- rows and scalars ---- */
 
 static sluice_status_t start_rows(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_travel_t* travel = pass->travel;
@@ -92,4 +112,31 @@ sluice_status_t sluice_run_exchange(sluice_pass_t* pass, const sluice_op_t* op, 
       [SLUICE_GROUP_NONE] = run_alone, [SLUICE_GROUP_OPENS] = open_group, [SLUICE_GROUP_CLOSES] = close_group};
   if (sluice_wire_of(pass->moe) != NULL) return run_coded(pass, op, index); /* never in a group (forward_call.c) */
   return forms[op->group](pass, op, index);
+}
+
+/* ---- within a node ---- */
+
+/* status: of the `_start` function. */
+static sluice_status_t finish_in_node(sluice_pass_t* pass, const sluice_op_t* op, int32_t index, sluice_status_t status,
+                                      sluice_transfer_t* rows) {
+  const sluice_wire_t* wire = pass->wire;
+  pass->wire = NULL;
+  SLUICE_TRY(status);
+  pass->times[index].bytes = rows->bytes;
+  SLUICE_TRY(sluice_finish(pass, op, rows));
+  if (wire != NULL) sluice_wire_read_received(pass, wire);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_node_dispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index,
+                                     const sluice_tensor_t* tokens) {
+  sluice_transfer_t rows = {0};
+  pass->wire = sluice_wire_of(pass->moe);
+  return finish_in_node(pass, op, index, pass->travel->pass_on_start(pass, op, tokens, &rows), &rows);
+}
+
+sluice_status_t sluice_node_combine(sluice_pass_t* pass, const sluice_op_t* op, int32_t index, int32_t tensor) {
+  sluice_transfer_t rows = {0};
+  pass->wire = sluice_wire_of(pass->moe);
+  return finish_in_node(pass, op, index, pass->travel->collect_start(pass, op, tensor, &rows), &rows);
 }

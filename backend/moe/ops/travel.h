@@ -3,7 +3,18 @@
  * rank and one sum back; or the same for each node, and within it for each rank. Chosen once for a pass. */
 #pragma once
 
-#include "backend/moe/ops/transfer.h"
+#include "backend/moe/pass/pass.h"
+
+/* One exchange of an op, on the communication lane. Two exchanges of an op may be in flight: rows and scalars. */
+typedef struct sluice_transfer_s {
+  sluice_comm_request_t* request;
+  uint64_t bytes; /* payload that this rank sends */
+} sluice_transfer_t;
+
+/* Posts pass->send, ->recv and their bytes. With device memory the exchange is enqueued on the lane's stream, and
+ * sluice_finish does not wait (run_exchange.c). */
+sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
+sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer);
 
 typedef struct sluice_travel_s {
   /* Sends rows of `tokens` to the ranks of their experts: gathered into T_SEND, received in T_RECV by source. */

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* dW2 = sum of dy^T (w a), dW1, dW3 = sum of dT_M^T T_DI, db1, db3 = sum of dT_M, db2 = sum of w dy, over the rows of
- * an expert: at once, or chunk by chunk. If W is frozen, those of its adapters: dB = G^T P, dA = U^T X (low_rank.h). */
-#include "backend/moe/ops/weight_grad.h"
+ * an expert: at once, or chunk by chunk. If W is frozen, those of its adapters: dB = G^T P, dA = U^T X (low_rank.h).
+ *
+ * If several chunks add to a 16-bit gradient, their sum is f32 and rounded once, at the end: a running sum in 16 bits
+ * would lose small addends. The sums lie in T_DW's slot, one block for each local expert that several chunks touch, or,
+ * if one op computes all chunks expert by expert, one block for all. */
+#include "backend/moe/ops/run_op.h"
 
 #include <string.h>
 

@@ -8,7 +8,6 @@
 #include "backend/base/structs.h"
 #include "backend/comm/local/local_device.h"
 #include "backend/moe/context/context.h"
-#include "backend/moe/context/device_memory.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/tune/tuner.h"
 #include "capi/src/context_on_device.h"

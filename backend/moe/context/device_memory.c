@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The functions of row_memory.h for rows in a device's own memory. */
-#include "backend/moe/context/device_memory.h"
-
-#include "backend/moe/context/row_memory.h"
 #include "backend/moe/context/registered_buffers.h"
+#include "backend/moe/context/row_memory.h"
 
 static sluice_status_t open(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured) {
   return context->device->memory->open(context->device, stream, out_captured);

@@ -58,3 +58,8 @@ typedef struct sluice_row_memory_s {
 
 extern const sluice_row_memory_t sluice_rows_in_host_memory;
 extern const sluice_row_memory_t sluice_rows_in_device_memory;
+
+/* Takes a device with memory of its own (device.h), made with &context->allocator. From now on rows lie in its memory,
+ * or in memory of the callbacks if they are not NULL. Call it before any layer is made. */
+void sluice_engine_set_device_memory(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
+                                     sluice_free_fn_t release, void* allocate_user);

@@ -63,3 +63,20 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
 
 /* Exchanges the counts alone, after a handshake without them: a plan needs an all-reduce in between to cut chunks. */
 sluice_status_t sluice_exchange_counts(sluice_binding_t* binding);
+
+/* Checks that all ranks give the same placement of experts; otherwise all refuse it (placement_handshake.c). Exchanges
+ * one header. If placements differ, the ranks exchange the lists in pieces of fixed size, up to the first entry that
+ * differs. placement: has been checked if refusal is OK. text: the refusal for the other ranks.
+ * Errors: the refusal with its record; PEER_REFUSED; MISMATCH naming ranks and entry; what the communicator reports. */
+sluice_status_t sluice_placement_agree(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
+                                       sluice_status_t refusal, const char* text);
+
+/* ---- refusals and failures ---- */
+
+/* Returns the failure of an earlier pass that the other ranks have not been told about, else `refusal`. */
+sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t refusal, char* text,
+                                    uint64_t text_bytes);
+/* Called after a pass that failed beyond its header; returns `status` with its record. If its exchanges all ran
+ * (in_step), the next header tells the other ranks. A rank that could not take part in the payload (no memory, no
+ * thread) aborts its communicator, so that the others do not wait for it. */
+sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t status, int in_step);

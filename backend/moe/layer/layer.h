@@ -8,10 +8,44 @@
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/layer/replay.h"
-#include "backend/moe/layer/strategies.h"
 #include "sluice/moe.h"
 
-typedef struct sluice_capacity_s sluice_capacity_t; /* capacity_state.h */
+/* ---- strategies ---- */
+
+/* The variants of a layer: a table of functions for each property, chosen once when the layer is made
+ * (run/make_layer.c), so that no other code tests which variant it is. The folders above define the tables. */
+
+struct sluice_copies_s;
+struct sluice_pass_lanes_s;
+struct sluice_routes_s;
+struct sluice_saved_memory_s;
+struct sluice_travel_s;
+
+typedef struct sluice_strategies_s {
+  const struct sluice_routes_s* routes;      /* memory and order of routes: routing/routes.h */
+  const struct sluice_copies_s* copies;      /* what ranks exchange about token copies: routing/copies.h */
+  const struct sluice_pass_lanes_s* lanes;   /* how ops are submitted and timed: pass/lanes.h */
+  const struct sluice_saved_memory_s* saved; /* memory of saved buffers: step/saved_memory.h */
+  const struct sluice_travel_s* travel;      /* what ranks send each other: ops/travel.h */
+  /* By SLUICE_DEDUPLICATE_NONE, _RANKS and _NODES of a pass, if the layer leaves that open; else NULL. */
+  const struct sluice_strategies_s* by_deduplication;
+} sluice_strategies_t;
+
+/* ---- the state under a capacity ---- */
+
+#define SLUICE_DROP_COUNTERS_BYTES ((uint64_t)SLUICE_NUM_DROP_COUNTERS * sizeof(int64_t))
+
+enum { SLUICE_MAX_KINDS = 16 }; /* of calls: direction, kept rows, parts, gradients; others always have a header */
+
+typedef struct sluice_capacity_s {
+  int64_t* drop_counters; /* [SLUICE_NUM_DROP_COUNTERS], in row memory */
+  int32_t is_cleared;
+  int32_t num_kinds;
+  uint64_t kinds[SLUICE_MAX_KINDS]; /* comm_hash of the kinds that the ranks have agreed on */
+  int32_t has_run[SLUICE_MAX_KINDS];
+} sluice_capacity_t;
+
+/* ---- the layer ---- */
 
 /* Experts are numbered twice: by the host's id, and by position. Positions are sorted by (rank, slot), where a slot is
  * the local index, so that the rows for one rank, and for one of its experts, are consecutive in counts and orders. */
@@ -35,8 +69,13 @@ struct sluice_moe_s {
   sluice_replay_t replay;                /* its last forwards, if the decision state has a choice */
   struct sluice_plans_by_size_s* plans;  /* NULL: passes allocate what their rows need */
   const struct sluice_plan_data_s* plan; /* the one of `plans` in force */
-  struct sluice_capacity_s* capacity;    /* NULL: no capacity */
+  sluice_capacity_t* capacity;           /* NULL: no capacity */
 };
+
+/* Called for a new plan: each kind of call has a header again, in which the ranks compare plans. */
+static inline void sluice_capacity_forget_agreed(const sluice_moe_t* moe) {
+  if (moe->capacity != NULL) moe->capacity->num_kinds = 0;
+}
 
 /* Whether the kernels activation_forward and _backward suffice; other layers use unit_forward and _backward. */
 static inline int sluice_layer_is_plain(const sluice_moe_config_t* config) {

@@ -8,7 +8,6 @@
 #include "backend/base/hash.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/layer/placement.h"
 #include "backend/plan/plans_by_size.h"
 
@@ -123,6 +122,17 @@ static void choose_wgrad_of_adapters(sluice_shape_t* shape) {
   if (c->lora_rank > 0 && is_open) c->wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
 }
 
+/* moe->capacity stays NULL for layers without a capacity. */
+static sluice_status_t create_capacity(sluice_moe_t* moe) {
+  sluice_context_t* context = moe->context;
+  if (sluice_shape_capacity(&moe->shape) == 0) return SLUICE_OK;
+  moe->capacity = sluice_alloc_zeroed(&context->allocator, sizeof *moe->capacity, "state of a layer under a capacity");
+  if (moe->capacity == NULL) return sluice_alloc_status();
+  moe->capacity->drop_counters =
+      sluice_alloc(context->memory, SLUICE_DROP_COUNTERS_BYTES, "drop counters of a layer under a capacity");
+  return moe->capacity->drop_counters != NULL ? SLUICE_OK : sluice_alloc_status();
+}
+
 sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   *out_moe = NULL;
@@ -147,7 +157,7 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   const sluice_expert_placement_t placement = {.expert_rank = config->expert_rank, .expert_slot = config->expert_slot};
   sluice_layer_place(moe, &placement);
   sluice_status_t status = take_decision(moe);
-  if (status == SLUICE_OK) status = sluice_capacity_create(moe);
+  if (status == SLUICE_OK) status = create_capacity(moe);
   if (status == SLUICE_OK && context->memory_budget > 0) {
     status = sluice_neighbours_add(&context->shapes, sluice_layer_bytes_kind(moe), &moe->shape);
   }
@@ -177,11 +187,18 @@ static void drop_timers(sluice_moe_t* moe) {
   }
 }
 
+static void destroy_capacity(sluice_moe_t* moe) {
+  if (moe->capacity == NULL) return;
+  sluice_free(moe->context->memory, moe->capacity->drop_counters, SLUICE_DROP_COUNTERS_BYTES);
+  sluice_free(&moe->context->allocator, moe->capacity, sizeof *moe->capacity);
+  moe->capacity = NULL;
+}
+
 void sluice_layer_release(sluice_moe_t* moe) {
   if (moe == NULL || moe->context->pid != getpid()) return; /* in a forked child: the parent owns the memory */
   if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
-  sluice_capacity_destroy(moe);
+  destroy_capacity(moe);
   drop_timers(moe);
   sluice_ledger_disown(&context->ledger, moe);
   sluice_free(&context->allocator, moe->expert_position, tables_bytes(moe));

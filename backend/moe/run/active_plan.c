@@ -3,7 +3,6 @@
 #include "backend/moe/run/active_plan.h"
 
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/run/mode.h"
 #include "backend/schedule/template/template.h"
 

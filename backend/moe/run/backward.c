@@ -3,7 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/pages_prefault.h"
 #include "backend/base/tensor.h"
-#include "backend/moe/handshake/failure.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/saved_routes.h"

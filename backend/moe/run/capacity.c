@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/handshake/failure.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/routing/routes.h"
 
 /* ---- capture ---- */

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "backend/moe/handshake/handshake.h"
-#include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/pass/pass.h"
 
 /* In a capture, once the schedule is known: STATE unless this rank has made such a call outside of a capture,

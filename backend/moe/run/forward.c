@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A forward, from routing to results. The layer's strategies and its mode select the variants. */
-#include "backend/moe/handshake/failure.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/copies.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The four modes of mode.h, and which one a layer has. */
 #include "backend/model/pass_sizes.h"
-#include "backend/moe/handshake/failure.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capacity.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/run.h"
 
-#include "backend/moe/handshake/failure.h"
-#include "backend/moe/handshake/placement_handshake.h"
-#include "backend/moe/layer/capacity_state.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/layer/placement.h"
 #include "backend/moe/run/active_plan.h"

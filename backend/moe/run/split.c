@@ -2,7 +2,6 @@
 #include "backend/moe/run/split.h"
 
 #include "backend/base/tensor.h"
-#include "backend/moe/handshake/failure.h"
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/pass/pass.h"

@@ -16,7 +16,7 @@
 #define SLUICE_REPLAY_FORWARDS 32 /* one bit each in a proposal */
 
 typedef struct sluice_replay_forward_s {
-  uint64_t routes;             /* sluice_routes_hash of its ids */
+  uint64_t routes;             /* hash of its ids (routing/routes.h) */
   sluice_pass_choice_t choice; /* under a plan only n is used, that of the plan; n = 0: the entry is empty */
   int16_t plan;                /* the number of its plan, if any */
   int32_t is_repeated;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The exchange ops of a pass in two levels, by node copies (node_copy_tables.h). Between nodes a rank exchanges with
+/* The exchange ops of a pass in two levels, by node copies (binding.h). Between nodes a rank exchanges with
  * the ranks of its local index; within a node with all of its ranks. Both use the layer's communicator: pairs of ranks
  * that have nothing to send exchange no message. */
 #include <string.h>
@@ -19,7 +19,7 @@ typedef struct scene_s {
   int64_t width;
   int32_t dtype, self, nodes, first_rank; /* first_rank: of this node */
   uint64_t row_bytes;
-  /* Offsets of the chunk (node_copy_tables.h). */
+  /* Offsets of the chunk (binding.h). */
   const int64_t *sent, *arrived, *forwards, *from;
   int64_t own; /* node copies of own tokens for this node */
 } scene_t;

@@ -5,7 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
-#include "backend/moe/routing/token_copies_common.h"
+#include "backend/moe/routing/token_copies.h"
 
 static int32_t self_of(const sluice_pass_t* pass) { return pass->context->rank; }
 

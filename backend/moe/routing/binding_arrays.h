@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Functions that several files of a binding share: its arrays, and common steps of routing. Private to moe. */
+/* The arrays of a binding, its offsets, and common steps of routing. Private to moe. */
 #pragma once
 
 #include "backend/moe/routing/binding.h"
@@ -25,3 +25,11 @@ sluice_status_t sluice_binding_check_routes(const sluice_moe_t* moe, int64_t num
 
 /* Fills in the received counts of this rank's own rows. */
 void sluice_binding_receive_own(sluice_binding_t* binding);
+/* Under a capacity: fills in the counts, which are the same for all positions, chunks and ranks. */
+void sluice_binding_fill_counts(sluice_binding_t* binding);
+
+/* Binds rows that are already sorted by local expert, for the experts alone: one chunk, no tokens. */
+sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert,
+                                       sluice_binding_t* out_binding);
+/* Derives all offsets once recv_counts are filled in. */
+sluice_status_t sluice_binding_finish(sluice_binding_t* binding);

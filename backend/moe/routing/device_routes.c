@@ -6,7 +6,6 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/capacity_routes.h"
 #include "backend/moe/routing/chunks_by_tokens.h"
 #include "backend/moe/routing/routes.h"
 

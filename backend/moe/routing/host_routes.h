@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Orders routes in host memory into chunks. */
+/* Orders routes in host memory into chunks, also for calls without a layer's strategies. */
 #pragma once
 
 #include "backend/moe/routing/binding.h"
@@ -9,8 +9,3 @@
  * INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
 sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
                                      const int64_t* first_token, sluice_binding_t* out_binding);
-/* The same with chunks cut out of rows (chunks_by_experts.h). */
-sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
-                                          sluice_binding_t* out_binding);
-/* Counts routes per chunk and place; leaves each route's place in `position`. */
-sluice_status_t sluice_binding_count_routes(sluice_binding_t* binding, const sluice_tensor_t* expert_ids);

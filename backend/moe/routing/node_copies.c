@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens sent in two levels: builds the tables of node_copy_tables.h from those of token copies. */
+/* Tokens sent in two levels: builds the tables of binding.h from those of token copies. */
 #include "backend/moe/routing/node_copies.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 #include "backend/base/math.h"
 #include "backend/moe/routing/copies.h"
-#include "backend/moe/routing/token_copies_common.h"
+#include "backend/moe/routing/token_copies.h"
 
 /* The message of a rank to the rank with its local index on another node: the number of node copies of each chunk, and
  * for each the local ranks that it is for. All messages have the same size, so that no sizes are exchanged. */

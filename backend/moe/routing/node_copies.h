@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Builds the tables of node copies (node_copy_tables.h) on the host, from those of token copies, wherever rows lie.
+/* Builds the tables of node copies (binding.h) on the host, from those of token copies, wherever rows lie.
  * Private to moe.
  *
  * token_rows: host [T][W], as position_of_token of token copies; borrowed for the call. */

@@ -5,7 +5,7 @@
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/node_copies.h"
-#include "backend/moe/routing/token_copies_common.h"
+#include "backend/moe/routing/token_copies.h"
 
 static sluice_status_t read_token_rows(sluice_binding_t* b, sluice_stream_t stream, int32_t** out_rows) {
   sluice_context_t* context = b->moe->context;

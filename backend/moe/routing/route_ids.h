@@ -33,9 +33,6 @@ static inline int64_t sluice_read_id(const sluice_id_reader_t* reader, int64_t t
   return value;
 }
 
-/* A hash that distinguishes the routing of two forwards of a rank: of T and all ids [T, K], in host memory; never 0. */
-uint64_t sluice_routes_hash(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
-
 /* The place of a route's expert; -1: the route is dropped. Errors: INVALID_ARGUMENT naming the entry. */
 static inline sluice_status_t sluice_place_of_route(const sluice_moe_t* moe, const sluice_id_reader_t* reader,
                                                     int64_t t, int32_t k, int32_t* out_place) {

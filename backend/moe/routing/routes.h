@@ -29,8 +29,8 @@ typedef struct sluice_routes_s {
   sluice_status_t (*order_blocks)(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                   const sluice_block_chunks_t* chunks, const int32_t* counts,
                                   sluice_binding_t* out_binding);
-  /* Under capacities (capacity_routes.h): nothing is read. check: ids before a plan is known; on a device the drop
-   * counters count bad ids. */
+  /* Under capacities every position of a chunk has the same number of rows on all ranks: nothing is read. check: ids
+   * before a plan is known; on a device the drop counters count bad ids. */
   sluice_status_t (*check)(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
   sluice_status_t (*order_capacity)(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                     int32_t num_chunks, int64_t* drop_counters, sluice_binding_t* out_binding);

@@ -9,7 +9,6 @@
 
 #include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/copies.h"
-#include "backend/moe/routing/offsets.h"
 
 #define META_MAGIC      0x51ce4d45u
 #define META_MAGIC_USED 0x51ce5a5au

@@ -6,7 +6,6 @@
 
 #include "backend/base/math.h"
 #include "backend/moe/routing/copies.h"
-#include "backend/moe/routing/token_copies_common.h"
 
 /* ---- allocation of the arrays ---- */
 

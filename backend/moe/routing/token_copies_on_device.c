@@ -7,7 +7,6 @@
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/token_copies.h"
-#include "backend/moe/routing/token_copies_common.h"
 
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 

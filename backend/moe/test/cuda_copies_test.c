@@ -4,7 +4,7 @@
 
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
-#include "backend/moe/routing/offsets.h"
+#include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/run.h"
 #include "capi/test/cuda/fakes_checks.h"

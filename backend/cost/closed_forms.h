@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The closed forms of the papers, as named second opinions next to the predictor. Seconds; n >= 1. */
+/* The closed forms of the papers: the memory of a layer, and, as named second opinions next to the predictor, the time
+ * of a pass. Seconds; n >= 1. */
 #pragma once
 
-#include <stdint.h>
+#include "sluice/plan.h"
+
+/* MPipeMoE equations 1 to 6: the device memory of one layer, in elements. rows: B, the rows of one pass; the other
+ * sizes are M, H, E and n. sluice_paper_footprint_t names the equation of each member. */
+void sluice_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts, int32_t num_chunks,
+                      sluice_paper_footprint_t* out);
 
 /* One chunk's dispatch, compute, combine and copy, each alone. */
 typedef struct sluice_chunk_times_s {

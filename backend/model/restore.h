@@ -92,3 +92,7 @@ typedef struct sluice_restore_set_s {
 extern const sluice_restore_set_t sluice_restore_sets[SLUICE_NUM_RESTORE_SETS];
 /* NULL: the pair has no name. */
 const char* sluice_restore_set_name(int32_t restore_input, int32_t restore_pre_activation);
+
+/* Writes the table as JSON, for readers outside of C: at most `room` bytes to data (NULL: none), terminated. Returns
+ * the full length without the terminator. */
+uint64_t sluice_restore_write_json(char* data, uint64_t room);

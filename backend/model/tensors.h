@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tensors of a layer's passes: ops read and write them, plans count them, restore policies are for them. */
+/* The chunks and the tensors of a layer's passes: ops read and write them, plans count them, restore policies are for
+ * them. */
 #pragma once
 
 #include <stdint.h>
@@ -7,6 +8,17 @@
 #include "sluice/moe.h"
 
 #define SLUICE_MAX_CHUNKS 256 /* the largest n */
+
+/* The candidates for n. Predictions cost no step, so with them the search during training considers each n from 1 to
+ * SLUICE_MOST_CHOSEN_CHUNKS. Plans under a budget, and races without predictions, use a short list. */
+#define SLUICE_MOST_CHOSEN_CHUNKS 16
+#define SLUICE_NUM_CHUNK_COUNTS   8
+
+/* 1, 2, 3, 4, 6, 8, 12, 16. */
+extern const int32_t sluice_chunk_counts[SLUICE_NUM_CHUNK_COUNTS];
+
+/* In grouped exchanges the combine of chunk i and the dispatch of chunk i + SLUICE_GROUPED_CHUNKS form a group. */
+#define SLUICE_GROUPED_CHUNKS 2
 
 /* The tensors between ops. Each has a ring of slots; sluice_template_home names the slot and tensor that hold a chunk:
  * T_DI of a kept chunk lies in T_KEPT_DI, dT_M may overwrite T_M, and so on. */

@@ -213,3 +213,16 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
 /* Describes the plan for messages, in at most 104 bytes. */
 void sluice_plan_message(const sluice_plan_data_t* plan, char* text, size_t room);
+
+/* ---- a plan as bytes, for files and for other processes with the same layer ---- */
+
+/* The size of every plan. */
+#define SLUICE_PLAN_FILE_BYTES (sizeof(sluice_plan_data_t) + 24)
+
+/* Writes a plan. fingerprint: of its layer. data: SLUICE_PLAN_FILE_BYTES. */
+void sluice_plan_file_write(const sluice_plan_data_t* plan, uint64_t fingerprint, void* data);
+
+/* Reads bytes of _write; the result must be checked by sluice_plan_reread. layer_id: for messages. Errors:
+ * INVALID_ARGUMENT naming what is wrong with the bytes. */
+sluice_status_t sluice_plan_file_read(const void* data, uint64_t bytes, uint64_t fingerprint, int32_t layer_id,
+                                      sluice_plan_data_t* out_plan);

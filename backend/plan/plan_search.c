@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/plan/plan_search.h"
 #include "backend/base/hash.h"
-#include "backend/model/chunk_counts.h"
 #include "backend/model/pass_sizes.h"
+#include "backend/model/tensors.h"
+#include "backend/plan/plan_search.h"
 #include "backend/plan/plan_sizes.h"
 
 typedef struct search_s {

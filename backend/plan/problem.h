@@ -18,6 +18,17 @@ typedef struct sluice_budget_shares_s {
   uint64_t whole_memory, whole_host_memory; /* of which these are shares; 0: they are the whole */
 } sluice_budget_shares_t;
 
+typedef struct sluice_budget_messages_s {
+  char what[160]; /* "the memory budget of 100 bytes (0.1 KiB)", or "60 bytes, this context's share of ..." */
+  char raise[96]; /* "memory_budget to that", or "... to 170" if the share would then suffice */
+} sluice_budget_messages_t;
+
+/* Describes a budget in messages. If a context has a share of a budget, both are named, and the user is told to raise
+ * the whole (plan_advice.c). of_host: the budget of offloaded rows. budget: the current one, in bytes; needed: the
+ * required one. */
+sluice_budget_messages_t sluice_budget_messages(const sluice_budget_shares_t* shares, int of_host, uint64_t budget,
+                                                uint64_t needed);
+
 typedef struct sluice_plan_problem_s {
   sluice_shape_t shape;
   uint64_t header_bytes; /* of the headers that begin each call */

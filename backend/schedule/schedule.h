@@ -12,7 +12,6 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
-#include "backend/model/chunk_counts.h"
 #include "backend/model/restore.h"
 #include "backend/model/tensors.h"
 #include "sluice/schedule.h"

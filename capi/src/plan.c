@@ -8,12 +8,12 @@
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
-#include "backend/model/footprint.h"
+#include "backend/cost/closed_forms.h"
 #include "backend/model/restore.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/active_plan.h"
 #include "backend/plan/budget_division.h"
-#include "backend/plan/plan_file.h"
+#include "backend/plan/plan.h"
 #include "capi/src/check_layer.h"
 
 #define MAX_LINES 512

@@ -5,8 +5,8 @@
 #include "backend/base/alloc.h"
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/swap/order.h"
 #include "backend/swap/run/run.h"
-#include "backend/swap/simulate.h"
 
 void sluice_swap_config_init(sluice_swap_config_t* out_config, size_t struct_size) {
   sluice_struct_init(out_config, struct_size, NULL, 0);

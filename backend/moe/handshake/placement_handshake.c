@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Checks that all ranks give the same placement of experts. */
 
 #include <stdio.h>
 #include <string.h>

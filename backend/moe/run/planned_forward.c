@@ -11,7 +11,6 @@
 #include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/chunks_by_tokens.h"
 #include "backend/moe/routing/routes.h"
-#include "backend/plan/budget_messages.h"
 #include "backend/plan/candidates.h"
 
 static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64_t held, uint64_t step, uint64_t room,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Replaces the placement of a layer's experts, on all ranks or on none. */
 #include "backend/moe/run/run.h"
 
 #include "backend/moe/handshake/handshake.h"

@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "backend/swap/order.h"
-#include "backend/swap/simulate.h"
 #include "third_party/bazel/test.h"
 
 enum { MOST_LAYERS = 4, MOST_MICRO_BATCHES = 3, MOST_STEPS = 256 };

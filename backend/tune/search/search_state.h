@@ -5,9 +5,9 @@
 
 #include "backend/base/status.h"
 #include "backend/cost/bootstrap_model.h"
-#include "backend/model/chunk_counts.h"
-#include "backend/tune/race/race_timeout.h"
+#include "backend/model/tensors.h"
 #include "backend/tune/race/race_log.h"
+#include "backend/tune/race/race_timeout.h"
 #include "sluice/context.h"
 #include "sluice/tuner.h"
 

@@ -6,9 +6,11 @@
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/base/text.h"
+#include "backend/pipeline/layer_move.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/run/run.h"
-#include "capi/src/pipeline_policy.h"
+#include "capi/src/pipeline.h"
 
 /* ---- structs ---- */
 
@@ -26,6 +28,52 @@ void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t st
 void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size) {
   const sluice_pipeline_batch_t defaults = {.num_micro_batches = 1};
   sluice_struct_init(out_batch, struct_size, &defaults, sizeof defaults);
+}
+
+/* ---- policies by name ---- */
+
+/* Returns whether a host may name the policy: evaluation has its own, and the baseline is only simulated. */
+static int is_offered(int32_t policy) {
+  return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
+}
+
+const char* sluice_pipeline_policy_name(int32_t index) {
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (is_offered(policy) && index-- == 0) return sluice_policy(policy)->name;
+  }
+  return index == 0 ? sluice_policy_name(SLUICE_POLICY_OPEN) : NULL;
+}
+
+static sluice_status_t fail_policy(const char* name) {
+  char names[256];
+  sluice_text_t text = sluice_text(names, sizeof names);
+  const char* known;
+  for (int32_t i = 0; (known = sluice_pipeline_policy_name(i)) != NULL; ++i) {
+    sluice_text_add(&text, "%s%s", i == 0 ? "" : ", ", known);
+  }
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "pipeline: policy \"%s\" is not known; give one of %s", name, names);
+}
+
+sluice_status_t sluice_capi_policy(const char* name, int32_t* out_policy) {
+  if (name == NULL) name = "backward_first";
+  if (strcmp(name, sluice_policy_name(SLUICE_POLICY_OPEN)) == 0) {
+    *out_policy = SLUICE_POLICY_OPEN;
+    return SLUICE_OK;
+  }
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (!is_offered(policy) || strcmp(sluice_policy(policy)->name, name) != 0) continue;
+    *out_policy = policy;
+    return SLUICE_OK;
+  }
+  return fail_policy(name);
+}
+
+sluice_status_t sluice_capi_simulated_policy(const char* name, int32_t* out_policy) {
+  if (name == NULL || strcmp(name, sluice_policy(SLUICE_POLICY_DEEPSPEED)->name) != 0) {
+    return sluice_capi_policy(name, out_policy);
+  }
+  *out_policy = SLUICE_POLICY_DEEPSPEED;
+  return SLUICE_OK;
 }
 
 /* ---- create and destroy ---- */
@@ -155,4 +203,40 @@ sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32
   SLUICE_TRY(SLUICE_REQUIRE(which == SLUICE_PIPELINE_MEASURED || which == SLUICE_PIPELINE_PREDICTED,
                             "sluice_pipeline_timeline_json: which is %d; give 0 (measured) or 1 (predicted)", which));
   return sluice_pipeline_write_batch(pipeline, which, text, inout_bytes);
+}
+
+/* ---- a layer that moves during a batch ---- */
+
+void sluice_layer_move_begin(int32_t role, int32_t to_lower, sluice_layer_move_t* out_move) {
+  if (out_move != NULL) *out_move = sluice_live_begin(role, to_lower);
+}
+
+void sluice_layer_move_arrived(sluice_layer_move_t* move) {
+  if (move != NULL) sluice_live_arrived(move);
+}
+
+void sluice_layer_move_heard(sluice_layer_move_t* move, uint64_t word) {
+  if (move != NULL) sluice_live_heard(move, word);
+}
+
+int32_t sluice_layer_move_runs(sluice_layer_move_t* move, int32_t micro_batch, uint64_t word) {
+  return move != NULL && sluice_live_forward(move, micro_batch, word);
+}
+
+uint64_t sluice_layer_move_activation_word(int32_t ran) { return sluice_live_activation_word(ran); }
+
+uint64_t sluice_layer_move_gradient_word(const sluice_layer_move_t* move) {
+  return move != NULL ? sluice_live_gradient_word(move) : 0;
+}
+
+void sluice_layer_move_ended(sluice_layer_move_t* move) {
+  if (move != NULL) sluice_live_ended(move);
+}
+
+int32_t sluice_layer_move_is_final(const sluice_layer_move_t* move) {
+  return move != NULL && sluice_live_is_final(move);
+}
+
+int32_t sluice_layer_move_receives(const sluice_layer_move_t* move) {
+  return move != NULL && sluice_live_receives(move);
 }

@@ -10,7 +10,7 @@
 #include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/simulate/simulate.h"
-#include "capi/src/pipeline_policy.h"
+#include "capi/src/pipeline.h"
 #include "sluice/pipeline.h"
 
 /* The accepted loss of time, relative to the best, for fewer micro-batches in flight: as in the executor. */

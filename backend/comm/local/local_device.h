@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The device functions that a local communicator needs to exchange device memory in stream order. Private to the
- * library; filled by the code that knows the device (capi/src/comm_local_cuda.c).
+ * library; filled by the code that knows the device (capi/src/comm_cuda.c).
  *
  * Each rank copies what its peers have posted into its own buffers, on its own stream: after an event that marks the
  * sender's bytes as ready, and before an event that the sender's stream waits for. Both events are recorded before any

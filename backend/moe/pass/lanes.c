@@ -1,31 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lanes that are streams of a device, which times passes and ops. */
+#include "backend/moe/pass/lanes.h"
+
 #include <time.h>
 
 #include "backend/base/clock.h"
-#include "backend/moe/pass/lanes.h"
+
+/* ---- lanes that are threads ---- */
+
+static int32_t thread_first_of_job(const sluice_template_t* schedule, int32_t last) {
+  return schedule->ops[last].first_of_run;
+}
+
+static int thread_ends_job(const sluice_template_t* schedule, int32_t i) { return sluice_ends_run(schedule, i); }
+
+/* The clock of the communication lane's thread is read at both ends of its jobs: a system call each. */
+static void thread_note_comm_job(sluice_pass_t* pass, int32_t i) {
+  if (pass->comm_jobs.first < 0) pass->comm_jobs.first = i;
+  pass->comm_jobs.last = i;
+}
+
+static sluice_status_t thread_mark(const sluice_pass_t* pass, int32_t is_end) {
+  (void)pass, (void)is_end;
+  return SLUICE_OK;
+}
+
+static void thread_report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
+  sluice_pass_report_t* own = &pass->moe->decision.own.pass[pass->schedule->spec.direction];
+  *own = *report;
+  own->compute_ns = (float)lane_ns[SLUICE_LANE_COMPUTE];
+  own->comm_ns = (float)lane_ns[SLUICE_LANE_COMM];
+}
+
+static void thread_take_pass_times(sluice_moe_t* moe) { (void)moe; }
+static void thread_begin_op_times(const sluice_pass_t* pass) { (void)pass; }
+static void thread_take_op_times(sluice_pass_t* pass, uint64_t begin_ns) { (void)pass, (void)begin_ns; }
+
+const sluice_pass_lanes_t sluice_lanes_of_threads = {.first_of_job = thread_first_of_job,
+                                                     .ends_job = thread_ends_job,
+                                                     .note_comm_job = thread_note_comm_job,
+                                                     .mark = thread_mark,
+                                                     .report = thread_report,
+                                                     .take_pass_times = thread_take_pass_times,
+                                                     .begin_op_times = thread_begin_op_times,
+                                                     .take_op_times = thread_take_op_times};
+
+/* ---- lanes that are streams of a device, which times passes and ops ---- */
 
 #define TIMED_PASSES  8 /* passes of a layer and direction whose lanes are timed: as many as medians of rates use */
 #define NAP_NS        20000
 #define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator; else its timeout counts */
 
 /* Each op is a job: enqueueing several as one gains nothing. */
-static int32_t first_of_job(const sluice_template_t* schedule, int32_t last) {
+static int32_t stream_first_of_job(const sluice_template_t* schedule, int32_t last) {
   (void)schedule;
   return last;
 }
 
-static int ends_job(const sluice_template_t* schedule, int32_t i) {
+static int stream_ends_job(const sluice_template_t* schedule, int32_t i) {
   (void)schedule, (void)i;
   return 1;
 }
 
 /* Lanes have no threads. */
-static void note_comm_job(sluice_pass_t* pass, int32_t i) { (void)pass, (void)i; }
+static void stream_note_comm_job(sluice_pass_t* pass, int32_t i) { (void)pass, (void)i; }
 
-/* ---- times of passes ---- */
-
-static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
+static sluice_status_t stream_mark(const sluice_pass_t* pass, int32_t is_end) {
   sluice_device_t* device = pass->context->device;
   sluice_decision_state_t* decision = &pass->moe->decision;
   int32_t direction = pass->schedule->spec.direction;
@@ -37,7 +76,7 @@ static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
 
 /* Ops are only enqueued by now: lanes have times only in passes that the device timed. The header's time says nothing
  * about exchanges between devices. */
-static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
+static void stream_report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
   sluice_decision_state_t* decision = &pass->moe->decision;
   const int32_t direction = pass->schedule->spec.direction;
   sluice_pass_report_t* enqueued = &decision->enqueued[direction];
@@ -49,7 +88,7 @@ static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, cons
   if (decision->timed[direction] < TIMED_PASSES) ++decision->timed[direction];
 }
 
-static void take_pass_times(sluice_moe_t* moe) {
+static void stream_take_pass_times(sluice_moe_t* moe) {
   sluice_device_t* device = moe->context->device;
   sluice_decision_state_t* decision = &moe->decision;
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
@@ -66,8 +105,6 @@ static void take_pass_times(sluice_moe_t* moe) {
   }
 }
 
-/* ---- times of ops ---- */
-
 /* The policy hook needs times of the lanes in the first passes. Like passes with a trace, these end before the call
  * returns. */
 static int is_one_of_the_first(const sluice_pass_t* pass) {
@@ -80,7 +117,7 @@ static int is_timed(const sluice_pass_t* pass) {
   return (pass->context->trace.capacity > 0 || is_one_of_the_first(pass)) && !pass->captured;
 }
 
-static void begin_op_times(const sluice_pass_t* pass) {
+static void stream_begin_op_times(const sluice_pass_t* pass) {
   pass->context->device->memory->clock->time_ops(pass->context->device, is_timed(pass));
 }
 
@@ -115,7 +152,7 @@ static void place(sluice_pass_t* pass, uint64_t begin_ns, const uint64_t* begins
   }
 }
 
-static void take_op_times(sluice_pass_t* pass, uint64_t begin_ns) {
+static void stream_take_op_times(sluice_pass_t* pass, uint64_t begin_ns) {
   pass->has_device_times = 0;
   if (!is_timed(pass)) return;
   int32_t num_ops = pass->schedule->num_ops;
@@ -129,11 +166,11 @@ static void take_op_times(sluice_pass_t* pass, uint64_t begin_ns) {
 }
 
 const sluice_pass_lanes_t sluice_lanes_of_streams = {.are_streams = 1,
-                                                     .first_of_job = first_of_job,
-                                                     .ends_job = ends_job,
-                                                     .note_comm_job = note_comm_job,
-                                                     .mark = mark,
-                                                     .report = report,
-                                                     .take_pass_times = take_pass_times,
-                                                     .begin_op_times = begin_op_times,
-                                                     .take_op_times = take_op_times};
+                                                     .first_of_job = stream_first_of_job,
+                                                     .ends_job = stream_ends_job,
+                                                     .note_comm_job = stream_note_comm_job,
+                                                     .mark = stream_mark,
+                                                     .report = stream_report,
+                                                     .take_pass_times = stream_take_pass_times,
+                                                     .begin_op_times = stream_begin_op_times,
+                                                     .take_op_times = stream_take_op_times};

@@ -9,9 +9,10 @@
 #include "backend/base/alloc.h"
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
+#include "backend/moe/context/context.h"
 #include "backend/optim/bucketed/bucketed.h"
+#include "backend/optim/on_device/on_device.h"
 #include "capi/src/optimizer_groups.h"
-#include "capi/src/optimizer_on_device.h"
 
 enum { DEFAULT_BUCKET = 1 << 22 };
 
@@ -20,7 +21,9 @@ struct sluice_optimizer_s {
   const sluice_adam_kernels_t* kernels;
   pid_t pid; /* of the creator: a forked child has none of its threads */
   atomic_flag is_busy;
-  sluice_optimizer_on_device_t* on_device; /* NULL: steps run in host memory */
+  /* For steps on a device. NULL: steps run in host memory. */
+  sluice_context_t* context; /* retained */
+  sluice_device_buckets_t* device_buckets;
   /* For steps over ranks, from the first one on. */
   sluice_device_t* device;
   sluice_bucketed_t* bucketed;
@@ -55,6 +58,26 @@ void sluice_optimizer_step_result_init(sluice_optimizer_step_result_t* out_resul
 
 /* ---- create and destroy ---- */
 
+static sluice_status_t open_on_device(sluice_optimizer_t* optimizer, const sluice_optimizer_config_t* config) {
+  sluice_context_t* context = config->context;
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_optimizer_create"));
+  const sluice_status_t status =
+      sluice_device_buckets_create(context->device, context->memory, sluice_process_allocator(), config->device_bucket,
+                                   config->device_num_slots, &optimizer->device_buckets);
+  sluice_engine_leave(context);
+  if (status != SLUICE_OK) return status;
+  sluice_engine_retain(context);
+  optimizer->context = context;
+  return SLUICE_OK;
+}
+
+static void close_on_device(sluice_optimizer_t* optimizer) {
+  if (optimizer->context == NULL) return;
+  /* A forked child leaves device memory to its parent. */
+  if (optimizer->context->pid == getpid()) sluice_device_buckets_destroy(optimizer->device_buckets);
+  sluice_engine_release(optimizer->context);
+}
+
 sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config, sluice_optimizer_t** out_optimizer) {
   SLUICE_TRY(SLUICE_REQUIRE(out_optimizer != NULL, "sluice_optimizer_create: out_optimizer is NULL"));
   *out_optimizer = NULL;
@@ -76,8 +99,7 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   optimizer->kernels = sluice_adam_dispatch() + c.arithmetic; /* indexed by sluice_adam_arithmetic_t */
   optimizer->pid = getpid();
   atomic_flag_clear(&optimizer->is_busy);
-  const sluice_status_t status =
-      c.context != NULL ? sluice_optimizer_on_device_create(&c, &optimizer->on_device) : SLUICE_OK;
+  const sluice_status_t status = c.context != NULL ? open_on_device(optimizer, &c) : SLUICE_OK;
   if (status != SLUICE_OK) {
     sluice_optimizer_destroy(optimizer);
     return status;
@@ -88,7 +110,7 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
 
 void sluice_optimizer_destroy(sluice_optimizer_t* optimizer) {
   if (optimizer == NULL) return;
-  sluice_optimizer_on_device_destroy(optimizer->on_device);
+  close_on_device(optimizer);
   sluice_bucketed_destroy(optimizer->bucketed);
   /* In a forked child its threads do not exist, and joining them would hang. */
   if (optimizer->device != NULL && optimizer->pid == getpid()) optimizer->device->vtable->destroy(optimizer->device);
@@ -129,22 +151,25 @@ static sluice_status_t step_in_buckets(sluice_optimizer_t* optimizer, const slui
 
 static sluice_status_t step_on_device(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                       sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
-  return sluice_optimizer_on_device_step(optimizer->on_device, step, stream, out_outcome);
+  SLUICE_TRY(sluice_engine_enter(optimizer->context, "sluice_optimizer_step"));
+  const sluice_status_t status = sluice_device_buckets_step(optimizer->device_buckets, step, stream, out_outcome);
+  sluice_engine_leave(optimizer->context);
+  return status;
 }
 
 static step_fn_t way_of(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args) {
-  if (optimizer->on_device != NULL) return step_on_device;
+  if (optimizer->context != NULL) return step_on_device;
   return args->comm != NULL || args->file != NULL ? step_in_buckets : step_alone;
 }
 
 static sluice_status_t check_args(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args) {
   SLUICE_TRY(SLUICE_REQUIRE(args->reserved == 0, "optimizer: reserved is %d; set it to 0", args->reserved));
-  if (optimizer->on_device != NULL && args->file != NULL) {
+  if (optimizer->context != NULL && args->file != NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "optimizer: file is set, which a step on a device does not support; pass NULL, and states in "
                        "host memory with the tensors");
   }
-  SLUICE_TRY(SLUICE_REQUIRE(optimizer->on_device != NULL || args->stream == NULL,
+  SLUICE_TRY(SLUICE_REQUIRE(optimizer->context != NULL || args->stream == NULL,
                             "optimizer: a stream is given, and the optimizer was made without a context: its steps "
                             "run in host memory; give NULL"));
   return SLUICE_REQUIRE(args->sum_buckets >= 0, "optimizer: sum_buckets is %lld; give k, or 0 to have it chosen",

@@ -2,7 +2,6 @@
 #include "backend/cost/refined_machine.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "backend/cost/fit.h"
 

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "backend/base/math.h"
 #include "backend/plan/plan_search.h"
 
 #define MOST_LISTED 16   /* candidates that fit by themselves */

@@ -2,7 +2,6 @@
 /* Finds what to change if no plan fits: a restriction to lift, and the plan that is then possible; and describes
  * budgets in messages. */
 #include <stdio.h>
-#include <string.h>
 
 #include "backend/base/text.h"
 #include "backend/model/restore.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/plan/plans_by_size.h"
 
-#include <string.h>
-
 #include "backend/base/alloc.h"
 #include "backend/base/math.h"
 #include "backend/model/pass_sizes.h"

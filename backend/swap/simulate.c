@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Simulates swapping in virtual time. */
-#include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"

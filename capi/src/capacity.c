@@ -2,8 +2,6 @@
 /* Counts the routes that layers with a capacity have dropped. */
 #include "backend/moe/run/capacity.h"
 
-#include <string.h>
-
 #include "backend/base/structs.h"
 #include "capi/src/check_layer.h"
 

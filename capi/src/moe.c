@@ -3,9 +3,7 @@
  * ranks fail in the same way. */
 #include <stddef.h>
 
-#include "backend/base/dtype.h"
 #include "backend/base/structs.h"
-#include "backend/moe/routing/binding.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/run.h"
 #include "capi/src/check_layer.h"

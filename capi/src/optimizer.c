@@ -3,7 +3,6 @@
 #include "sluice/optimizer.h"
 
 #include <stdatomic.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/alloc.h"

@@ -14,7 +14,6 @@
 #include "backend/moe/run/active_plan.h"
 #include "backend/plan/budget_division.h"
 #include "backend/plan/plan.h"
-#include "capi/src/check_layer.h"
 
 #define MAX_LINES 512
 

@@ -7,7 +7,7 @@
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
-#include "backend/calibrate/cache.h"
+#include "backend/calibrate/calibrate.h"
 #include "backend/model/restore.h"
 #include "backend/planner/layer_planner.h"
 #include "backend/planner/placement/move_verdict.h"

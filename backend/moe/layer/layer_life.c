@@ -2,7 +2,6 @@
 #include "backend/moe/layer/layer_life.h"
 
 #include <assert.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backend/base/hash.h"

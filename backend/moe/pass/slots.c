@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/model/restore.h"
 #include "backend/moe/pass/pass.h"

@@ -2,7 +2,6 @@
 /* Allocates the arrays of a binding in its context's arena, and derives its offsets from its counts. */
 #include "backend/moe/routing/binding_arrays.h"
 
-#include <limits.h>
 #include <string.h>
 
 #include "backend/base/math.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Routes in a device's memory: its kernels order them, and they stay there. */
-#include <limits.h>
 #include <string.h>
 
 #include "backend/base/tensor.h"

@@ -4,7 +4,6 @@
 #include "backend/moe/routing/saved_routes.h"
 
 #include <assert.h>
-#include <limits.h>
 #include <string.h>
 
 #include "backend/moe/routing/binding_arrays.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A backward: from the routes that its forward saved to the gradients. */
-#include "backend/base/clock.h"
 #include "backend/base/pages_prefault.h"
-#include "backend/base/tensor.h"
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/pass/lanes.h"

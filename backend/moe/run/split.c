@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/split.h"
 
-#include "backend/base/tensor.h"
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/pass/pass.h"

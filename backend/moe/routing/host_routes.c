@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Routes in host memory: the calling thread counts them by place and orders them by a counting sort, and META holds
  * them between calls. */
-#include "backend/moe/routing/host_routes.h"
-
 #include <string.h>
 
 #include "backend/moe/routing/binding_arrays.h"

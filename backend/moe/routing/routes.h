@@ -55,3 +55,9 @@ typedef struct sluice_routes_s {
 
 extern const sluice_routes_t sluice_routes_in_host_memory;
 extern const sluice_routes_t sluice_routes_in_device_memory;
+
+/* Orders routes in host memory, also for calls without these tables. expert_ids: [T, K]; received rows are not known
+ * yet. Chunks start at first_token [n + 1], or NULL: equal numbers of tokens. The arrays lie in the context's binding
+ * arena. Errors: INVALID_ARGUMENT naming the entry that is out of range, NO_MEMORY. */
+sluice_status_t sluice_binding_route(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, int32_t num_chunks,
+                                     const int64_t* first_token, sluice_binding_t* out_binding);

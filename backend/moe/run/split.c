@@ -5,7 +5,7 @@
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/host_routes.h"
+#include "backend/moe/routing/routes.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/mode.h"
 

@@ -7,7 +7,7 @@
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/host_routes.h"
+#include "backend/moe/routing/routes.h"
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/run.h"
 #include "capi/test/cuda/fakes_checks.h"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import ranks
-import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+import torch
 from layer_jobs import CASES
 from sluice import decision_log, errors
 

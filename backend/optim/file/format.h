@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "backend/base/descriptor.h"
+#include "backend/base/file_io.h"
 #include "backend/optim/file/state_file.h"
 
 enum { PAGE = 4096, RECORD_AT = 512, NUM_ROOMS = 2, NO_ROOM = -1, FORM = 2 };

@@ -14,7 +14,6 @@
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/optim/file/format.h"
-#include "backend/base/file_io.h"
 
 sluice_status_t sluice_state_file_says(const sluice_state_file_t* f, const char* doing) {
   return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: %s: %s", f->path, doing, strerror(errno));

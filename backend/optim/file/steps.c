@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The steps of a file of states: its records and checksums, reading and writing. */
+#include "backend/base/check.h"
 #include "backend/optim/file/state_file.h"
 
 #include <stddef.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/base/math.h"
 #include "backend/optim/file/format.h"
-#include "backend/base/file_io.h"
 
 static int32_t next_room(const sluice_state_file_t* f) { return f->room == NO_ROOM ? 0 : 1 - f->room; }
 static int is_whole(const sluice_state_file_t* f, int32_t room) { return f->records[room].state == WHOLE; }

@@ -7,8 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/base/file_io.h"
-
 enum { PAGE = 4096 };
 
 static uint64_t whole_pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }

@@ -6,7 +6,7 @@
 #include <limits.h>
 
 #include "backend/base/alloc.h"
-#include "backend/base/descriptor.h"
+#include "backend/base/file_io.h"
 #include "backend/memory/pool.h"
 
 /* A place of a tier. */

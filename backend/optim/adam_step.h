@@ -5,7 +5,7 @@
  * master and moment keeps its bytes; the caller then does not advance its step numbers either. */
 #pragma once
 
-#include "backend/optim/adam_request.h"
+#include "backend/optim/adam.h"
 
 typedef struct sluice_adam_outcome_s {
   double norm;        /* of the gradients of the loss, before clipping; 0 if they were not scanned */

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/base/alloc.h"
-#include "backend/optim/adam_request.h"
+#include "backend/optim/adam.h"
 #include "sluice/comm.h"
 
 /* A tensor, its first element and its first piece (optim/pieces.h), both counted over all lines. */

@@ -3,7 +3,7 @@
  * tensors, so sums by piece do not depend on the number of threads. */
 #pragma once
 
-#include "backend/optim/adam_request.h"
+#include "backend/optim/adam.h"
 
 enum { SLUICE_ADAM_PIECE = 1 << 15 }; /* elements; a tensor's last piece is shorter */
 

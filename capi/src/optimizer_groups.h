@@ -2,7 +2,6 @@
 /* Reads and checks the groups and tensors of public calls, for backend/optim. */
 #pragma once
 
-#include "backend/optim/adam_request.h"
 #include "backend/optim/file/state_file.h"
 #include "sluice/optimizer.h"
 

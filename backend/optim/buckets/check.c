@@ -6,7 +6,6 @@
 #include "backend/base/check.h"
 #include "backend/base/lanes.h"
 #include "backend/base/math.h"
-#include "backend/optim/buckets/accesses.h"
 #include "backend/optim/buckets/plan.h"
 
 enum { NOBODY = -1 };

@@ -4,7 +4,6 @@
 #include "backend/base/check.h"
 #include "backend/base/lanes.h"
 #include "backend/base/math.h"
-#include "backend/optim/buckets/accesses.h"
 #include "sluice/context.h"
 
 enum { NOBODY = -1 };

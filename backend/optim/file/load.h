@@ -3,7 +3,7 @@
  * tensors. */
 #pragma once
 
-#include "backend/optim/adam_request.h"
+#include "backend/optim/adam.h"
 #include "backend/optim/file/state_file.h"
 
 /* Sets parameters to the file's masters, rounded to nearest even, and fills the masters and moments that a tensor has.

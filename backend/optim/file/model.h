@@ -5,7 +5,7 @@
 #pragma once
 
 #include "backend/base/alloc.h"
-#include "backend/optim/adam_request.h"
+#include "backend/optim/adam.h"
 
 enum { SLUICE_STATE_MODEL_MOST_DIMS = 64 };
 

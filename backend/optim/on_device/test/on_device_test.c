@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Buckets on the fake CUDA device: steps have the host's bits, and events alone order copies and kernels. */
-#include <math.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

@@ -7,7 +7,6 @@
 #include "backend/base/math.h"
 #include "backend/pipeline/needs.h"
 #include "backend/pipeline/orders.h"
-#include "backend/pipeline/policy_table.h"
 
 /* The kinds of a micro-batch's ops, in an order in which they could run. */
 static const int32_t down[] = {SLUICE_STAGE_RECEIVE_ACTIVATION, SLUICE_STAGE_FORWARD, SLUICE_STAGE_SEND_ACTIVATION};

@@ -2,7 +2,6 @@
 #include "backend/pipeline/orders.h"
 
 #include "backend/base/math.h"
-#include "backend/pipeline/policy_table.h"
 
 /* ---- writing ---- */
 

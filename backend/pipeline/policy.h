@@ -7,7 +7,7 @@
  *     ready. This is message-driven scheduling [AxoNN, Algorithm 2]. A rule may follow an order as a hint.
  *   - by a plan: an order for each stage, which it follows even if something else is ready. A *blocking* plan orders
  *     the sends and receives too, and the stage waits in each of them, as hosts do today.
- * Policies are rows of a table (policy_table.h), selected once, when a program is built. They are immutable. */
+ * Policies are rows of a table (policy_table.c), selected once, when a program is built. They are immutable. */
 #pragma once
 
 #include "backend/pipeline/ops.h"
@@ -79,3 +79,12 @@ typedef struct sluice_policy_s {
   /* Returns whether a runs before b, for a != b; NULL if the order is binding. */
   int (*before)(const sluice_stage_candidate_t* a, const sluice_stage_candidate_t* b);
 } sluice_policy_t;
+
+/* ---- the table ---- */
+
+/* Returns the row, or NULL for an unknown number. */
+const sluice_policy_t* sluice_policy(int32_t policy);
+/* Returns its name; "adaptive" for an open policy, "?" for an unknown number. */
+const char* sluice_policy_name(int32_t policy);
+/* Checks that a policy supports this spec. Errors: INVALID_ARGUMENT naming the requirement. */
+sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/pipeline/policy_table.h"
-
+/* The table of policies. */
 #include "backend/base/check.h"
 #include "backend/pipeline/policies/policies.h"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/runner.h"
 
-#include <string.h>
-
 static void count_dependents(sluice_runner_t* runner) {
   const sluice_pipeline_program_t* program = runner->program;
   for (int32_t i = 0; i < runner->num_ops; ++i) {

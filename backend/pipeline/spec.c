@@ -17,6 +17,13 @@ int sluice_pipeline_crosses(const sluice_pipeline_spec_t* spec, int32_t virtual_
   return sluice_pipeline_stage_of(spec, virtual_stage) != sluice_pipeline_stage_of(spec, virtual_stage + 1);
 }
 
+int sluice_pipeline_is_open(const sluice_pipeline_spec_t* spec) {
+  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
+    if (spec->in_flight[c] > 0) return 0;
+  }
+  return 1;
+}
+
 static sluice_status_t check_limits(const sluice_pipeline_spec_t* spec) {
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
     SLUICE_TRY(SLUICE_REQUIRE(spec->in_flight[c] >= 0 && spec->held[c] >= 0,

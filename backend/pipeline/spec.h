@@ -60,6 +60,8 @@ int32_t sluice_pipeline_stage_of(const sluice_pipeline_spec_t* spec, int32_t vir
 int32_t sluice_pipeline_virtual_stage(const sluice_pipeline_spec_t* spec, int32_t stage, int32_t k);
 /* Returns whether the output of c is sent to another stage. c + 1 must exist. */
 int sluice_pipeline_crosses(const sluice_pipeline_spec_t* spec, int32_t virtual_stage);
+/* Returns whether all limits of micro-batches in flight are open. */
+int sluice_pipeline_is_open(const sluice_pipeline_spec_t* spec);
 
 /* Checks the ranges of all members except the policy. Errors: INVALID_ARGUMENT naming the field. */
 sluice_status_t sluice_pipeline_spec_check(const sluice_pipeline_spec_t* spec);

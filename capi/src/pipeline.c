@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The public calls of pipelines. */
+#include "backend/base/check.h"
 #include "sluice/pipeline.h"
 
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/base/text.h"
 #include "backend/pipeline/layer_move.h"
-#include "backend/pipeline/policy_table.h"
+#include "backend/pipeline/policy.h"
 #include "backend/pipeline/run/run.h"
 #include "capi/src/pipeline.h"
 

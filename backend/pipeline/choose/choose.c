@@ -6,7 +6,6 @@
 #include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/build.h"
-#include "backend/pipeline/policy_table.h"
 
 #define EVERY_LIMIT_UP_TO 16
 

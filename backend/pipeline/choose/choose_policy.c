@@ -6,7 +6,6 @@
 #include "backend/base/check.h"
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose/choose.h"
-#include "backend/pipeline/policy_table.h"
 
 /* In order of preference. GPipe is omitted: it is never faster than 1F1B, and takes more bytes. */
 static const int32_t candidates[] = {
@@ -25,13 +24,6 @@ typedef struct trial_s {
   sluice_pipeline_result_t result;
 } trial_t;
 
-static int is_open(const sluice_pipeline_spec_t* spec) {
-  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
-    if (spec->in_flight[c] > 0) return 0;
-  }
-  return 1;
-}
-
 static sluice_status_t simulate(trial_t* trial, const sluice_pipeline_times_t* times, sluice_allocator_t* allocator) {
   sluice_pipeline_program_t* program;
   SLUICE_TRY(sluice_pipeline_program_build(&trial->spec, allocator, &program));
@@ -45,7 +37,7 @@ static sluice_status_t try_policy(const sluice_pipeline_spec_t* spec, int32_t po
   trial->spec = *spec;
   trial->spec.policy = policy;
   SLUICE_TRY(sluice_policy_check(&trial->spec));
-  if (is_open(spec) && !sluice_policy(policy)->is_planned) {
+  if (sluice_pipeline_is_open(spec) && !sluice_policy(policy)->is_planned) {
     SLUICE_TRY(sluice_pipeline_choose(&trial->spec, times, LIMIT_TOLERANCE, allocator, &trial->choice));
     memcpy(trial->spec.in_flight, trial->choice.in_flight, sizeof trial->spec.in_flight);
     memcpy(trial->spec.held, trial->choice.held, sizeof trial->spec.held);

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
 
 sluice_stage_head_t sluice_stage_new_head(const sluice_pipeline_t* pipeline, int32_t kind) {

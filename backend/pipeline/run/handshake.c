@@ -6,7 +6,7 @@
 
 #include "backend/base/check.h"
 #include "backend/base/hash.h"
-#include "backend/pipeline/policy_table.h"
+#include "backend/pipeline/policy.h"
 
 #define PROTOCOL 2 /* of wire.h and of the control messages */
 #define MAX_C    SLUICE_PIPELINE_MAX_VIRTUAL_STAGES

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens and closes pipelines, and keeps arrivals for a host. */
-#include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/base/hash.h"

@@ -5,7 +5,6 @@
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/group/wait.h"
-#include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
 
 static int32_t rank_of_peer(const sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {

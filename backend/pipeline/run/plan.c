@@ -8,7 +8,6 @@
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/choose/choose_policy.h"
-#include "backend/pipeline/policy_table.h"
 
 /* The accepted loss of time, relative to the best, for fewer micro-batches in flight. */
 #define TOLERANCE 0.01
@@ -20,13 +19,6 @@ static void limit_to(sluice_pipeline_spec_t* spec) {
     spec->in_flight[c] = sluice_min_i32(spec->in_flight[c], spec->num_micro_batches);
     spec->held[c] = sluice_min_i32(spec->held[c], spec->num_micro_batches);
   }
-}
-
-static int is_open(const sluice_pipeline_spec_t* spec) {
-  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
-    if (spec->in_flight[c] > 0) return 0;
-  }
-  return 1;
 }
 
 static int has_byte_limit(const sluice_pipeline_spec_t* spec) {
@@ -96,7 +88,7 @@ static sluice_status_t spec_of(const sluice_pipeline_spec_t* agreed, int32_t num
     memset(out_spec->byte_limit, 0, sizeof out_spec->byte_limit); /* no op waits for a backward */
   }
   SLUICE_TRY(sluice_pipeline_spec_check(out_spec));
-  const int was_open = is_open(out_spec);
+  const int was_open = sluice_pipeline_is_open(out_spec);
   int32_t has_limits;
   SLUICE_TRY(close_policy(out_spec, times, &has_limits));
   SLUICE_TRY(sluice_policy_check(out_spec));

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reports about the last batch: statistics, events, timelines. */
+/* Reports about the last batch: statistics, events, metadata, timelines. */
+#include <string.h>
+
 #include "backend/base/check.h"
 #include "backend/base/clock.h"
+#include "backend/base/text.h"
 #include "backend/pipeline/run/state.h"
-#include "backend/pipeline/timeline_json.h"
+
+#define NS_PER_S 1e9
 
 sluice_status_t sluice_stage_enter(sluice_pipeline_t* pipeline) {
   if (!atomic_flag_test_and_set(&pipeline->is_busy)) return SLUICE_OK;
@@ -43,6 +47,57 @@ sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_
   return SLUICE_OK;
 }
 
+/* ---- batch metadata ---- */
+
+sluice_status_t sluice_batch_metadata_store(sluice_batch_metadata_t* note, const void* numbers, int32_t count) {
+  note->count = 0;
+  if (count > note->room) {
+    double* more = sluice_alloc(sluice_process_allocator(), (uint64_t)count * sizeof *more, "pipeline: a note");
+    if (more == NULL) return sluice_alloc_status();
+    sluice_batch_metadata_free(note);
+    *note = (sluice_batch_metadata_t){.numbers = more, .room = count};
+  }
+  if (count > 0) memcpy(note->numbers, numbers, (size_t)count * sizeof *note->numbers);
+  note->count = count;
+  return SLUICE_OK;
+}
+
+void sluice_batch_metadata_free(sluice_batch_metadata_t* note) {
+  sluice_free(sluice_process_allocator(), note->numbers, (uint64_t)note->room * sizeof *note->numbers);
+  *note = (sluice_batch_metadata_t){.numbers = NULL};
+}
+
+sluice_status_t sluice_pipeline_give_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count) {
+  SLUICE_TRY(sluice_stage_enter(pipeline));
+  pipeline->note = numbers;
+  pipeline->note_count = count;
+  atomic_flag_clear(&pipeline->is_busy);
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_note(const sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers, int32_t capacity,
+                                 int32_t* out_count) {
+  const int32_t num_ranks = pipeline->agreed.num_ranks;
+  SLUICE_TRY(SLUICE_REQUIRE(rank >= 0 && rank < num_ranks, "sluice_pipeline_get_note: rank is %d; give 0 to %d", rank,
+                            num_ranks - 1));
+  if (!pipeline->has_told) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_pipeline_get_note: call it after a batch that succeeded");
+  }
+  const sluice_batch_metadata_t* note = &pipeline->peers[rank].notes[pipeline->number % 2];
+  *out_count = note->count;
+  for (int32_t i = 0; i < note->count && i < capacity; ++i) out_numbers[i] = note->numbers[i];
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_pipeline_read_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
+                                          int32_t capacity, int32_t* out_count) {
+  *out_count = 0;
+  SLUICE_TRY(sluice_stage_enter(pipeline));
+  const sluice_status_t status = read_note(pipeline, rank, out_numbers, capacity, out_count);
+  atomic_flag_clear(&pipeline->is_busy);
+  return status;
+}
+
 /* ---- timelines ---- */
 
 /* Fills the times of this stage's ops, in seconds; all others are marked as not run. */
@@ -78,6 +133,40 @@ static sluice_status_t fill_predicted(const sluice_pipeline_t* pipeline, double*
   return status;
 }
 
+static int is_shown(const sluice_stage_op_t* op) {
+  if (op->kind == SLUICE_STAGE_FLUSH) return 0;
+  return !sluice_stage_op_is_message(op->kind) || sluice_stage_op_is_send(op->kind);
+}
+
+static int is_beside(const sluice_stage_op_t* op) {
+  return sluice_stage_op_is_message(op->kind) || op->kind == SLUICE_STAGE_REDUCE;
+}
+
+/* Writes {"events": [...]} in the form that `sluice.timeline.from_trace` reads: op, lane, begin_ns, end_ns, with the
+ * stage as rank, the virtual stage as layer, and the micro-batch as chunk. Messages are on the communication lane of
+ * their sender, reductions on that of their stage. begin, end: [num_ops] seconds; an op that ends before it begins has
+ * not run and is omitted. Writes at most `room` bytes, with a terminating zero; returns the length of the whole
+ * text. */
+static uint64_t write_timeline(const sluice_pipeline_program_t* program, const double* begin, const double* end,
+                               char* data, uint64_t room) {
+  sluice_text_t text = sluice_text(data, room);
+  const char* separator = "";
+  sluice_text_add(&text, "{\"events\": [");
+  for (int32_t i = 0; i < program->num_ops; ++i) {
+    const sluice_stage_op_t* op = &program->ops[i];
+    if (!is_shown(op) || end[i] < begin[i]) continue;
+    sluice_text_add(&text,
+                    "%s\n {\"op\": \"%s\", \"lane\": \"%s\", \"begin_ns\": %.0f, \"end_ns\": %.0f, \"chunk\": %d, "
+                    "\"direction\": \"%s\", \"layer\": %d, \"rank\": %d}",
+                    separator, sluice_stage_op_name(op->kind), is_beside(op) ? "comm" : "compute", begin[i] * NS_PER_S,
+                    end[i] * NS_PER_S, op->micro_batch,
+                    op->kind <= SLUICE_STAGE_SEND_ACTIVATION ? "forward" : "backward", op->virtual_stage, op->stage);
+    separator = ",";
+  }
+  sluice_text_add(&text, "\n]}\n");
+  return text.used;
+}
+
 static sluice_status_t write_batch(const sluice_pipeline_t* pipeline, int32_t which, double* begin, char* text,
                                    uint64_t* inout_bytes) {
   const sluice_pipeline_program_t* program = pipeline->plan->program;
@@ -88,12 +177,12 @@ static sluice_status_t write_batch(const sluice_pipeline_t* pipeline, int32_t wh
     fill_measured(pipeline, begin, end);
   }
   const uint64_t room = *inout_bytes;
-  *inout_bytes = sluice_pipeline_write_timeline(program, begin, end, NULL, 0) + 1;
+  *inout_bytes = write_timeline(program, begin, end, NULL, 0) + 1;
   if (text == NULL) return SLUICE_OK;
   SLUICE_TRY(SLUICE_REQUIRE(room >= *inout_bytes,
                             "sluice_pipeline_timeline_json: room for %llu bytes, the text has %llu",
                             (unsigned long long)room, (unsigned long long)*inout_bytes));
-  (void)sluice_pipeline_write_timeline(program, begin, end, text, room);
+  (void)write_timeline(program, begin, end, text, room);
   return SLUICE_OK;
 }
 

@@ -3,11 +3,17 @@
 #pragma once
 
 #include "backend/pipeline/run/handshake.h"
-#include "backend/pipeline/run/batch_metadata.h"
 #include "backend/pipeline/run/plan.h"
 #include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/values.h"
 #include "backend/pipeline/runner.h"
+
+/* The numbers of a host that are sent with the end of a batch. */
+typedef struct sluice_batch_metadata_s {
+  double* numbers; /* [room] */
+  int32_t count;   /* of valid numbers */
+  int32_t room;
+} sluice_batch_metadata_t;
 
 /* The state of another rank, from its control messages. */
 typedef struct sluice_stage_peer_s {
@@ -133,6 +139,9 @@ sluice_status_t sluice_stage_break_endpoint(sluice_pipeline_t* pipeline, sluice_
 
 /* Call between batches: nothing else of the pipeline runs until is_busy is cleared. Errors: BUSY. */
 sluice_status_t sluice_stage_enter(sluice_pipeline_t* pipeline);
+/* numbers: [count], any alignment; copied. Errors: NO_MEMORY; then no numbers are valid. */
+sluice_status_t sluice_batch_metadata_store(sluice_batch_metadata_t* note, const void* numbers, int32_t count);
+void sluice_batch_metadata_free(sluice_batch_metadata_t* note);
 
 /* ---- control.c ---- */
 

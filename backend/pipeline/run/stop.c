@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
 
 #define FAREWELL_NS UINT64_C(1000000000) /* to tell ranks, which may be in a callback, that a pipeline ends */

@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include "backend/base/math.h"
-
 /* One direction of a card, while rates are distributed. */
 typedef struct side_s {
   double room;      /* unassigned capacity */

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/test/pipelines.h"
 
-#include "backend/pipeline/policy_table.h"
-
 sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight) {
   const sluice_policy_t* row = sluice_policy(policy);
   sluice_pipeline_spec_t spec = {.num_stages = p,

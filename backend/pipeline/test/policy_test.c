@@ -2,7 +2,6 @@
 /* Policies: orders as published, and the choice of a stage among ready ops. */
 #include <stdio.h>
 
-#include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/runner.h"
 #include "backend/pipeline/test/pipelines.h"
 

@@ -3,7 +3,6 @@
  * weight gradients over eight virtual stages. */
 
 #include "backend/pipeline/check/check.h"
-#include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 #include "third_party/bazel/test.h"
 

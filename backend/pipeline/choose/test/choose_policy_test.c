@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The choice of a policy for a pipeline that leaves it open. */
 #include "backend/pipeline/choose/choose_policy.h"
-#include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 
 /* f + b = 1: f is a third of it; the stage `slow` takes 1.5 times as long; messages take a quarter. */

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "backend/pipeline/choose/choose.h"
-#include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 
 static sluice_pipeline_times_t times_of(const sluice_pipeline_spec_t* spec, double c) {

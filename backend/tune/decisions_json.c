@@ -15,8 +15,6 @@
 #include "backend/model/words.h"
 #include "backend/plan/plan.h"
 #include "backend/tune/search/search.h"
-#include "backend/tune/search/search_answers.h"
-#include "backend/tune/tuner_work.h"
 
 #define FORM      3 /* form 1 had no policies: it is still read, with a log line; form 2 named them differently */
 #define WHAT      "decisions"

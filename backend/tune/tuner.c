@@ -10,15 +10,10 @@
 #include "backend/model/tensors.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/routing/chunks_by_experts.h"
-#include "backend/moe/run/active_plan.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search/search.h"
-#include "backend/tune/tuner_decisions.h"
-#include "backend/tune/tuner_plans.h"
-#include "backend/tune/tuner_reports.h"
 #include "backend/tune/tuner_sizes.h"
 #include "backend/tune/tuner_strategy.h"
-#include "backend/tune/tuner_work.h"
 
 /* ---- predictions ---- */
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/tuner_decisions.h"
-
+/* The tuner's record of its decisions. */
 #include <stdio.h>
 
 #include "backend/base/log.h"
 #include "backend/model/restore.h"
 #include "backend/model/words.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/tuner_work.h"
+#include "backend/tune/tuner_state.h"
 
 /* The form of exchanges, if it was chosen. */
 static const char* words_of_form(const sluice_decision_t* d, int32_t form) {

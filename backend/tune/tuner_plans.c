@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/tuner_plans.h"
-
+/* Plans of a tuner under a budget: their prices, the choice from a layer's set, and their race. Implements entries of
+ * sluice_policy_hook_vtable_t. */
 #include <math.h>
-#include <string.h>
 
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/plan/plans_by_size.h"
-#include "backend/tune/tuner_decisions.h"
-#include "backend/tune/tuner_reports.h"
-#include "backend/tune/tuner_work.h"
+#include "backend/tune/tuner_state.h"
 
 #define JUST_NEAR 0.99 /* in powers of two: sizes of plans differ by 1 */
 

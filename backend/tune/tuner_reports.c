@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/tuner_reports.h"
-
+/* Reads the reports in a header about passes that all ranks ran with the same choice. */
 #include "backend/base/dtype.h"
+#include "backend/tune/tuner_state.h"
 
 void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision) {
   ++table->num_switches;

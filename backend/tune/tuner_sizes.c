@@ -6,7 +6,6 @@
 #include "backend/moe/layer/layer.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/tuner_strategy.h"
-#include "backend/tune/tuner_work.h"
 
 #define MEAN_OVER 8     /* batches */
 #define BUCKET    1.19f /* of the search, 2^(1/4) */

@@ -104,3 +104,50 @@ static inline sluice_tuner_t* sluice_tuner_of_hook(sluice_policy_hook_t* policy_
 
 /* Call after a change of imports, mode or machine: updates the digest that headers compare. */
 void sluice_tuner_update_state(sluice_tuner_t* tuner);
+
+/* ---- tuner_work.c: a layer as the work that a machine prices ---- */
+
+/* The work of a layer, without tokens; skew 1. */
+sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe);
+/* Whether a machine is known that has the rates that this layer needs. */
+int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe);
+
+/* The SLUICE_DEDUPLICATE_* of passes in a form, and the form of passes with this deduplication. The plain form has that
+ * of `work`. */
+int32_t sluice_tuner_deduplication_of(const sluice_workload_t* work, int32_t form);
+int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate, int32_t is_grouped);
+
+/* ---- tuner_decisions.c: the record of decisions ---- */
+
+/* Keeps a decision, and logs it if requested. */
+void sluice_tuner_record(sluice_tuner_t* tuner, const sluice_decision_t* decision);
+
+/* ---- tuner_reports.c: the reports in a header about passes that all ranks ran with the same choice ---- */
+
+void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision);
+/* Whether the received report is of a first pass after a switch; true once. */
+int sluice_tuner_is_first(sluice_decision_state_t* decision, int32_t direction);
+/* The time in ns, on the slowest rank, of the pass that all ranks ran with the same choice; 0: none. out_rows: of the
+ * fullest rank. out_lanes: a rank that waits for another counts the wait as communication, so the rank with the least
+ * communication shows the cost of exchanges. */
+uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
+                              int64_t* out_rows, sluice_lanes_t* out_lanes);
+/* Bytes per second on the slowest rank that measured them; 0: no rank did. */
+void sluice_tuner_slowest_bytes(const sluice_step_report_t* const* reports, int32_t world_size, double* out_memory,
+                                double* out_copies);
+/* Whether any rank ran a training pass since the last forward. */
+int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size);
+
+/* ---- tuner_plans.c: plans under a budget: their prices, the choice from a layer's set, and their race ---- */
+
+int32_t sluice_tuner_num_candidates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);
+int32_t sluice_tuner_is_pinned(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+                               const sluice_plan_data_t* plan);
+int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int32_t size,
+                                 sluice_decision_state_t* decision);
+double sluice_tuner_price(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, const sluice_plan_data_t* plan);
+int32_t sluice_tuner_rates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t max_tokens,
+                           sluice_plan_rates_t* out_rates);
+/* The part of `agree` that races plans. */
+void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_decision_state_t* decision,
+                                const sluice_step_report_t* const* reports, int32_t world_size);

@@ -7,7 +7,6 @@
 #include "backend/moe/layer/layer.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/search_times.h"
-#include "backend/tune/tuner_decisions.h"
 
 #define WINDOW     4            /* consecutive steps: a warm-up and three counted ones */
 #define MOST_STEPS (4 * WINDOW) /* steps of strategies close to the best */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/tuner_work.h"
-
+/* Describes a layer as the work that a machine prices. */
 #include "backend/moe/layer/layer.h"
+#include "backend/tune/tuner_state.h"
 
 sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;

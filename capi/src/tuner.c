@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The public calls of a context's tuner. */
+#include "backend/base/check.h"
 #include "sluice/tuner.h"
 
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/tuner.h"
-#include "backend/tune/tuner_work.h"
 #include "capi/src/planner.h"
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {

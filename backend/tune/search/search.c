@@ -4,10 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/tune/search/search_answers.h"
-#include "backend/tune/search/search_stages.h"
 #include "backend/tune/search/search_times.h"
-#include "backend/tune/search/search_windows.h"
 
 #define REPEATS      3
 #define BUDGET_SHARE 0.002

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/search/search_answers.h"
-
+/* Stores answers by size and checks the two hypotheses of the papers against them. */
 #include <math.h>
 #include <string.h>
 
+#include "backend/tune/search/search_state.h"
 #include "backend/tune/search/search_times.h"
 
 #define FIRST_QUESTION  512 /* passes of one size before its answer is raced again; doubles while it stands */

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/search/search_stages.h"
-
+/* The stages of a race: which candidates run against each other next, until there is an answer. */
 #include <math.h>
 
-#include "backend/tune/search/search_answers.h"
+#include "backend/tune/search/search_state.h"
 #include "backend/tune/search/search_times.h"
-#include "backend/tune/search/search_windows.h"
 
 #define CLOSE               1.05 /* candidates this close to the best race against it again */
 #define BOOTSTRAP_WITHIN    1.10 /* of the best measured time: a bootstrap prediction worth a race */

@@ -164,3 +164,48 @@ static inline double sluice_search_spent(const sluice_search_t* search) {
 static inline int sluice_search_may_spend(const sluice_search_t* search) {
   return sluice_search_spent(search) <= search->config.budget_share * search->stats.total_seconds;
 }
+
+/* ---- search_answers.c: answers by size, and the two hypotheses of the papers ---- */
+
+#define SLUICE_SEARCH_NEAR 4 /* buckets, one octave: a race begins at the n of an answer this close */
+
+/* The nearest answer below (step -1) or above (1), at any distance or within this many buckets; NULL if there is
+ * none. */
+const sluice_spot_t* sluice_search_answer_near(const sluice_search_t* search, int32_t bucket, int32_t step);
+const sluice_spot_t* sluice_search_answer_within(const sluice_search_t* search, int32_t bucket, int32_t step,
+                                                 int32_t distance);
+void sluice_search_decide(sluice_search_t* search, int32_t bucket, int32_t pick, int32_t why);
+/* Whether a spot's pick should be written for later runs, which would not race it again: also while it is under
+ * question, but not the result of a race without timed passes. */
+int sluice_spot_is_worth_keeping(const sluice_spot_t* spot);
+
+/* ---- search_windows.c: candidates that alternate, early elimination, and the times that result ---- */
+
+/* Factor over the steps of the others that eliminates a candidate that the bootstrap model chose. */
+#define SLUICE_BOOTSTRAP_HOPELESS 1.15
+
+/* The window of the size. If all are in use, the least recently used one is reset and reused. */
+sluice_window_t* sluice_search_window(sluice_search_t* search, const sluice_spot_t* spot);
+/* Opens a window: the candidates of the set alternate, together with the best so far, if any, unless they run alone. */
+void sluice_search_enter(sluice_search_t* search, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone);
+/* Forgets the passes of a size. */
+void sluice_search_clear(sluice_search_t* search, sluice_spot_t* spot);
+/* The passes of each direction that a candidate runs in its window; whether it has run them. Eliminates candidates;
+ * lets the anchor run again. */
+int32_t sluice_search_wanted(const sluice_search_t* search, const sluice_spot_t* spot);
+int sluice_search_is_done(const sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
+void sluice_search_drop_hopeless(const sluice_search_t* search, sluice_spot_t* spot, const sluice_window_t* window);
+void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window);
+/* Nonzero: the window is complete. Zero: the speed changed and steps contradict each other, so the window continues. */
+int sluice_search_close_window(sluice_search_t* search, sluice_spot_t* spot, sluice_window_t* window);
+
+/* ---- search_stages.c: which candidates run against each other next, until there is an answer ---- */
+
+void sluice_search_start(sluice_search_t* search, int32_t bucket);
+/* Called after each counted pass: opens the next window once this one is complete. */
+void sluice_search_advance(sluice_search_t* search, int32_t bucket);
+/* Ends the race with the times measured so far. */
+void sluice_search_give_up(sluice_search_t* search, int32_t bucket);
+/* Whether the answer may race its neighbours again: only while races have used less than their share. */
+int sluice_search_may_question(const sluice_search_t* search, const sluice_spot_t* spot);
+void sluice_search_question(sluice_search_t* search, int32_t bucket);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/tune/search/search_windows.h"
-
+/* A window of a race: candidates that alternate, early elimination, and the times that result. */
 #include <math.h>
 #include <string.h>
 
+#include "backend/tune/search/search_state.h"
 #include "backend/tune/search/search_times.h"
 
 #define HOPELESS        1.5  /* factor over neighbouring steps that eliminates a candidate after two counted steps */

@@ -4,7 +4,6 @@
  * a candidate that never runs as chosen. */
 
 #include "backend/moe/context/policy_hook.h"
-#include "backend/moe/context/context.h"
 #include "backend/moe/layer/layer.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

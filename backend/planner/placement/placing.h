@@ -45,6 +45,12 @@ void sluice_placing_deinit(sluice_placing_t* placing, sluice_allocator_t* alloca
 void sluice_placing_set(sluice_placing_t* placing, const int32_t* rank);
 void sluice_placing_swap(sluice_placing_t* placing, int32_t a, int32_t b);
 
+/* Returns a lower bound of the fullest rank's load over all placements, the maximum of: the mean, rounded up; and for
+ * each k the k + 1 lightest of the k * W + 1 heaviest experts, since one of W ranks has k + 1 of them, plus the
+ * lightest other experts that fill its places. k = 0 is the heaviest expert. Ranks without experts are not counted.
+ * Reads loads, by_load and capacity. */
+uint64_t sluice_placing_bound(const sluice_placing_problem_t* problem);
+
 /* Returns the rank with the highest load; the lowest of several. */
 int32_t sluice_placing_fullest(const sluice_placing_t* placing);
 sluice_placing_score_t sluice_placing_score(const sluice_placing_t* placing);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/placement/bound.h"
 #include "backend/planner/placement/check_placement.h"
 #include "backend/planner/placement/exact.h"
 #include "backend/planner/placement/relabel.h"

@@ -2,7 +2,6 @@
 #include "backend/planner/stages/plan_stages.h"
 
 #include <inttypes.h>
-#include <math.h>
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"

@@ -5,7 +5,7 @@
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
-#include "backend/planner/stages/problem/in_flight.h"
+#include "backend/planner/stages/problem/tables.h"
 
 enum { MOST_LAYERS = 65536, MOST_STAGES = 1024, MOST_OPTIONS = 4096 };
 static const double MOST_BYTES = 9007199254740992.0; /* 2^53 */

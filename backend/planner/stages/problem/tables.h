@@ -68,3 +68,7 @@ static inline uint64_t sluice_stages_run_least_bytes(const sluice_stages_tables_
   const uint64_t* lean = t->leanest + (uint64_t)stage * ((uint64_t)t->num_layers + 1);
   return sluice_stages_run_fixed_bytes(t, stage, first, end) + lean[end] - lean[first];
 }
+
+/* Returns the most outstanding micro-batches on a stage, whose forward it has run and whose backward it has not: by the
+ * problem's own numbers or by its schedule. >= 1. */
+int32_t sluice_stages_in_flight(const sluice_stages_problem_t* problem, int32_t stage);

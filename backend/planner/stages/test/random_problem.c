@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/planner/stages/problem/in_flight.h"
+#include "backend/planner/stages/problem/tables.h"
 #include "backend/planner/stages/profile.h"
 
 /* splitmix64 (Steele, Lea, Flood 2014) */

@@ -39,7 +39,7 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_COPY_IN,     /* backward: a host buffer -> T_DI or T_M */
   SLUICE_OP_REDISPATCH,  /* backward: gather the forward's rows again, exchange; then UNPACK */
   SLUICE_OP_RECOMPUTE,   /* backward: T_DI -> T_M again, biases included */
-  /* With two levels, the ops above work between nodes and these within a node (two_levels.h). */
+  /* With two levels, the ops above work between nodes and these within a node (template/shared_ops.h). */
   SLUICE_OP_NODE_DISPATCH,      /* rows from other nodes, and own ones, to the ranks of this node */
   SLUICE_OP_NODE_COMBINE,       /* sum T_DO by token, exchange with the ranks of this node */
   SLUICE_OP_NODE_DISPATCH_GRAD, /* as NODE_DISPATCH, for output gradients */

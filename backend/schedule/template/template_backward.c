@@ -4,7 +4,6 @@
 #include "backend/base/math.h"
 #include "backend/schedule/template/chunk_places.h"
 #include "backend/schedule/template/shared_ops.h"
-#include "backend/schedule/template/two_levels.h"
 
 /* A weight gradient reads T_DI after its chunk's rows have been sent. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,

@@ -4,7 +4,6 @@
 #include "backend/base/math.h"
 #include "backend/schedule/template/chunk_places.h"
 #include "backend/schedule/template/shared_ops.h"
-#include "backend/schedule/template/two_levels.h"
 
 /* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks later, the combine in between has
  * waited for the earlier chunk's GEMMs, but not for its copy. */

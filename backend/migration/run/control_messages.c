@@ -189,6 +189,13 @@ sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32
   return take(m, &completion);
 }
 
+void sluice_move_hear_the_rest(sluice_migration_t* m) {
+  int32_t is_taken = 1;
+  sluice_status_t status = SLUICE_OK; /* a failure to post more receives does not affect what has arrived */
+  while (is_taken) status = sluice_move_hear(m, NULL, &is_taken);
+  (void)status;
+}
+
 /* ---- the end of a move ---- */
 
 void sluice_move_stop_access(sluice_migration_t* m) {

@@ -29,14 +29,6 @@ static sluice_status_t check(const sluice_migration_item_t* item, const sluice_m
   return SLUICE_OK;
 }
 
-/* Takes completions without waiting. Commit reports failures. */
-static void hear(sluice_migration_t* m) {
-  int32_t is_taken = 1;
-  sluice_status_t status = SLUICE_OK;
-  while (is_taken) status = sluice_move_hear(m, NULL, &is_taken);
-  (void)status;
-}
-
 /* Visits a chunk piece by piece, as it was divided: chunks of an item arrive in the order of its spans. Copies the
  * wanted pieces of a chunk that has arrived. Returns whether any is wanted. */
 static int visit(const sluice_migration_span_t* spans, const sluice_move_chunk_t* chunk,
@@ -81,7 +73,7 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32
                             (unsigned long long)id, peer));
   SLUICE_TRY(check(&m->list.items[item], to, num_spans));
   pthread_mutex_lock(&m->mutex); /* the thread that sends at a rate reads the same list */
-  hear(m);
+  sluice_move_hear_the_rest(m);  /* commit reports failures */
   *out_is_there = are_there(m, item, to);
   if (*out_is_there) copy(m, item, to);
   pthread_mutex_unlock(&m->mutex);

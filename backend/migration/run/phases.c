@@ -57,20 +57,12 @@ static sluice_status_t apply(sluice_migration_t* m, int32_t event) {
 
 /* ---- failures ---- */
 
-/* Control messages that arrived before a loss say why it happened. */
-static void hear_the_rest(sluice_migration_t* m) {
-  int32_t is_taken = 1;
-  sluice_status_t status = SLUICE_OK; /* a failure to post more receives does not affect what has arrived */
-  while (is_taken) status = sluice_move_hear(m, NULL, &is_taken);
-  (void)status;
-}
-
 /* Ends the move as a rule says; the status and its record are the reason. */
 static sluice_status_t fail(sluice_migration_t* m, sluice_status_t status) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
   const int32_t phase = m->phase;
-  hear_the_rest(m);
+  sluice_move_hear_the_rest(m); /* control messages that arrived before a loss say why it happened */
   /* A rank without memory refuses. After it has begun to agree, it can no longer refuse. */
   if (sluice_is_out_of_memory(status) && phase < SLUICE_MIGRATION_AGREED) note_refusal(m, &why);
   const int is_refused = m->refusal.status != SLUICE_OK;
@@ -213,7 +205,7 @@ static sluice_status_t drive(sluice_migration_t* m) {
 }
 
 static void count_hidden(sluice_migration_t* m) {
-  hear_the_rest(m);
+  sluice_move_hear_the_rest(m);
   for (int32_t i = 0; i < m->list.num_chunks; ++i) {
     const sluice_move_chunk_t* chunk = &m->list.chunks[i];
     const int leaves = m->list.items[chunk->item].direction == SLUICE_MIGRATION_LEAVES;

@@ -115,6 +115,8 @@ sluice_status_t sluice_move_broadcast_vote(sluice_migration_t* m, int32_t say);
 /* Takes one completion. phase: waits for one, as sluice_messages_wait; NULL: does not wait, *out_is_taken is 0 if there
  * is none. */
 sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32_t* out_is_taken);
+/* Takes all completions that there are. */
+void sluice_move_hear_the_rest(sluice_migration_t* m);
 /* From now on no memory of the host is read or staged to; control messages in flight still reach the other ranks. */
 void sluice_move_stop_access(sluice_migration_t* m);
 /* Closes the connection when no rank needs it any more: if a rank has refused, when all ranks have refused or

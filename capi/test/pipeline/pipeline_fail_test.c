@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A batch that fails on one rank fails on all ranks, quickly and with the same report. The next batch works. */
-#include "capi/test/pipeline/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A rank that is gone is reported by rank on all others. */
-#include "capi/test/pipeline/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdatomic.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Notes: each rank sends numbers of its host with the end of a batch, so that all ranks have the numbers of all. A rank
  * that fails sends none. */
-#include "capi/test/pipeline/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 /* The numbers of each rank for the current batch. Callbacks write them. */
 static double notes[PW_MAX_RANKS][PW_MAX_RANKS + 1];

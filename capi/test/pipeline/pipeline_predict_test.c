@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Predictions for a pipeline: published bubbles, chosen limits, and bytes compared with measured batches. */
-#include "capi/test/pipeline/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Errors if ranks disagree, and if arguments are wrong. */
 #include "backend/base/test/refused.h"
-#include "capi/test/pipeline/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 static const char* const transports[] = {"local", "tcp"};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A pipeline through its public calls has the bits of the model in one loop, for any policy, limits and delays. The
  * executed ops are those of the program. */
-#include "capi/test/pipeline/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdlib.h>
 
@@ -338,10 +338,8 @@ TEST(Replicas_StagesWithExperts_MeetInTheSameOps) {
 }
 
 static void place_by_replica(pw_rank_t* rank, sluice_pipeline_config_t* config) {
-  rank->stage = rank->rank / rank->world->num_replicas;
-  rank->replica = rank->rank % rank->world->num_replicas;
-  config->stage = rank->stage;
-  config->replica = rank->replica;
+  config->stage = rank->stage = rank->rank / rank->world->num_replicas;
+  config->replica = rank->rank % rank->world->num_replicas;
 }
 
 TEST(Replicas_NumberedByTheHost_FindTheirPlaces) {

@@ -4,7 +4,6 @@
 #include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,8 +11,8 @@
 #include "backend/base/clock.h"
 #include "backend/comm/test/tcp_place.h"
 
-#define SECOND_NS UINT64_C(1000000000)
-#define BOOL_CODE 6 /* DLPack's code, which the library sends without interpreting it */
+#define TIMEOUT_NS UINT64_C(120000000000)
+#define BOOL_CODE  6 /* DLPack's code, which the library sends without interpreting it */
 
 /* ---- received tensors ---- */
 
@@ -326,8 +325,7 @@ static void run_batch(pw_rank_t* rank, int32_t b) {
   rank->batch = b;
   memset(rank->next_load, 0, sizeof rank->next_load);
   memset(rank->num_reduced, 0, sizeof rank->num_reduced);
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = world->batches[b].num_micro_batches;
   batch.forward_only = world->batches[b].forward_only;
   if (world->bend_batch != NULL) world->bend_batch(rank, &batch);
@@ -392,7 +390,6 @@ pw_world_t* pw_world_new(const char* transport, int32_t num_stages) {
   world->num_stages = num_stages;
   world->num_replicas = 1;
   world->num_pipelines = 1;
-  world->timeout_ns = 120 * SECOND_NS;
   sluice_pipeline_config_init(&world->config, sizeof world->config);
   pthread_mutex_init(&world->column_mutex, NULL);
   pthread_cond_init(&world->column_moved, NULL);
@@ -407,11 +404,10 @@ static sluice_local_group_t* open_comms(pw_world_t* world, int32_t num_ranks) {
   sluice_local_group_t* group = NULL;
   if (sluice_local_group_create(num_ranks, &group) != SLUICE_OK) abort();
   for (int32_t r = 0; r < num_ranks; ++r) {
-    sluice_comm_config_t config;
-    sluice_comm_config_init(&config, sizeof config);
+    DEFAULTS(sluice_comm_config, config);
     config.rank = r;
     config.world_size = num_ranks;
-    config.timeout_ns = world->timeout_ns;
+    config.timeout_ns = TIMEOUT_NS;
     if (sluice_comm_create_local(group, &config, &world->ranks[r].parent) != SLUICE_OK) abort();
   }
   return group;
@@ -427,11 +423,10 @@ static void* connect_rank(void* argument) {
 static char place[TCP_PLACE_BYTES];
 static void* meet_rank(void* argument) {
   pw_rank_t* rank = argument;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = rank->rank;
   config.world_size = sluice_comm_world_size(rank->parent);
-  config.timeout_ns = rank->world->timeout_ns;
+  config.timeout_ns = TIMEOUT_NS;
   if (sluice_comm_create_tcp_at(&config, place, tcp_place_secret, sizeof tcp_place_secret, NULL, &rank->comm) !=
       SLUICE_OK) {
     abort();
@@ -458,7 +453,6 @@ void pw_world_run(pw_world_t* world) {
     rank->world = world;
     rank->rank = r;
     rank->stage = r % world->num_stages;
-    rank->replica = r / world->num_stages;
     rank->random = (uint32_t)(r * 7919 + 1);
     for (int32_t c = 0; c < PW_MAX_LAYERS; ++c) pw_init_layer(&rank->layers[c], c);
   }

@@ -157,9 +157,13 @@ void write_params(model_t* m, model_t* copy, int seed) {
   }
 }
 
-void reopen(model_t* m, int64_t at) {
+void close_file(model_t* m) {
   sluice_optimizer_file_close(m->file);
   m->args.file = m->file = NULL;
+}
+
+void reopen(model_t* m, int64_t at) {
+  close_file(m);
   sluice_optimizer_file_config_t config = config_of(m);
   config.step = at;
   WORKS(sluice_optimizer_file_open(&config, &m->file));

@@ -53,5 +53,7 @@ void expect_states(model_t* m, const model_t* wanted);
 /* Changes elements of each tensor, as code outside of the optimizer may do: in m's parameters, and in the parameters
  * and masters of `copy`, whose states are in memory. */
 void write_params(model_t* m, model_t* copy, int seed);
+/* Closes the file. */
+void close_file(model_t* m);
 /* Closes the file and opens it at a step; -1: the last step. */
 void reopen(model_t* m, int64_t at);

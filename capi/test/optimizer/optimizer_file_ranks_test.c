@@ -25,8 +25,7 @@ static void* reopen_rank(void* rank) {
   ow_rank_t* me = rank;
   model_t* m = me->model;
   const sluice_optimizer_file_config_t config = config_of(m);
-  sluice_optimizer_file_close(m->file);
-  m->args.file = m->file = NULL;
+  close_file(m);
   me->status = sluice_optimizer_file_open(&config, &m->file);
   sluice_error_last(&me->error);
   m->args.file = m->file;
@@ -189,8 +188,7 @@ TEST(Files_ThatNotAllRanksHave_AreRefusedOnAll) {
   pthread_t thread;
   for (int r = 0; r < 2; ++r) {
     memcpy(paths[r], ranks[r].model->path, sizeof paths[r]);
-    sluice_optimizer_file_close(ranks[r].model->file); /* before another rank opens the file */
-    ranks[r].model->file = NULL;
+    close_file(ranks[r].model); /* before another rank opens the file */
   }
   for (int r = 0; r < 2; ++r) memcpy(ranks[r].model->path, paths[1 - r], sizeof paths[r]);
   ow_on_all(w, reopen_rank);

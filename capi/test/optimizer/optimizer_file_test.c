@@ -10,6 +10,13 @@
 #include "capi/test/optimizer/filed_model.h"
 #include "third_party/bazel/test.h"
 
+static void ends_well(pid_t child) {
+  int ended = 0;
+  assert_int_equal(waitpid(child, &ended, 0), child);
+  assert_true(WIFEXITED(ended));
+  assert_int_equal(WEXITSTATUS(ended), 0);
+}
+
 /* ---- numbers ---- */
 
 TEST(Steps_WithAFile_HaveTheBitsOfStatesInMemory) {
@@ -105,10 +112,7 @@ TEST(ForkedChild_HasNothingOfItsParents) {
   for (int number = 1; number <= 2; ++number) {
     const pid_t child = fork(); /* before the first step, and after it, when lanes have threads */
     if (child == 0) _exit(call_in_child(m));
-    int ended = 0;
-    assert_int_equal(waitpid(child, &ended, 0), child);
-    assert_true(WIFEXITED(ended));
-    assert_int_equal(WEXITSTATUS(ended), 0);
+    ends_well(child);
     step_model(m, number);
     step_model(wanted, number);
     expect_states(m, wanted);
@@ -163,10 +167,7 @@ TEST(ProcessWhoseMemoryHoldsNoStates_MakesSteps) {
     (void)unlink(m->path);
     _exit(param[COUNT - 1] != 0 && param[0] == param[COUNT - 1] ? 0 : 7);
   }
-  int ended = 0;
-  assert_int_equal(waitpid(child, &ended, 0), child);
-  assert_true(WIFEXITED(ended));
-  assert_int_equal(WEXITSTATUS(ended), 0);
+  ends_well(child);
   free(param);
   free(grad);
   close_model(m);
@@ -209,8 +210,7 @@ TEST(BadArguments_AreRefusedByName) {
   step_model(other, 1);
   expect_states(m, other);
   config.path = m->path, config.step = 9;
-  sluice_optimizer_file_close(m->file);
-  m->file = NULL;
+  close_file(m);
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "does not have step 9");
   sluice_optimizer_file_close(NULL);
   close_model(m);
@@ -225,12 +225,10 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   sluice_optimizer_file_config_t config = config_of(m);
   sluice_optimizer_file_t* none = NULL;
   sluice_optimizer_tensor_t moved[NUM_TENSORS];
-  sluice_optimizer_file_close(m->file);
-  m->file = NULL;
+  close_file(m);
   config.groups = m->list, config.num_groups = 2;
   WORKS(sluice_optimizer_file_open(&config, &m->file));
-  sluice_optimizer_file_close(m->file);
-  m->file = NULL;
+  close_file(m);
   memcpy(moved, m->tensors, sizeof moved);
   m->tensors[0] = moved[2], m->tensors[2] = moved[0];
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
@@ -250,11 +248,9 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   m->tensors[3].count = 1; /* a scalar has no dimensions */
   config.replaces = 1;
   WORKS(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
-  sluice_optimizer_file_close(m->file);
-  m->file = NULL;
+  close_file(m);
   WORKS(sluice_optimizer_file_open(&config, &m->file));
-  sluice_optimizer_file_close(m->file);
-  m->file = NULL;
+  close_file(m);
   config.dims = swapped;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "tensor 0: the file has f32 [70, 100], the optimizer has f32 [100, 70]");
@@ -375,8 +371,7 @@ TEST(File_ThatIsCut_IsToldAndChangesNothing) {
   *kept = m->s;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "is truncated");
   assert_memory_equal(kept, &m->s, sizeof *kept);
-  sluice_optimizer_file_close(m->file);
-  m->file = NULL;
+  close_file(m);
   const sluice_optimizer_file_config_t config = config_of(m);
   REFUSED(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_EXTERNAL, "is truncated");
   free(kept);

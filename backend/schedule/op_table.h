@@ -34,7 +34,7 @@ typedef enum sluice_op_price_e {
 /* When a scalar per route accompanies the rows of an exchange, in a second exchange of the same op. */
 enum { SLUICE_SCALARS_NEVER = 0, SLUICE_SCALARS_WHERE_DEDUP, SLUICE_SCALARS_ALWAYS };
 
-/* For fields that every op must set, 0 means "none", so that op_table_test finds a row that lacks one. */
+/* For fields that every op must set, 0 means "none", so that tables_test finds a row that lacks one. */
 typedef struct sluice_op_row_s {
   const char* name;   /* in messages, traces and JSON */
   const char* letter; /* in pictures, as short as possible (python_plugin/sluice/timeline/svg.py) */

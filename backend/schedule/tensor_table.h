@@ -15,7 +15,7 @@ enum {
 
 typedef struct sluice_tensor_row_s {
   const char* name;
-  int32_t lives; /* SLUICE_LIVES_FOR_*; 0 means missing, which tensor_table_test finds */
+  int32_t lives; /* SLUICE_LIVES_FOR_*; 0 means missing, which tables_test finds */
 } sluice_tensor_row_t;
 
 /* tensor: in [0, SLUICE_T_COUNT). */

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of ops is complete. A failure names the kind of op and what it lacks. */
+/* The tables of ops and of tensors are complete. A failure names the op or tensor and what it lacks. */
 
 #include "backend/schedule/op_table.h"
+#include "backend/schedule/tensor_table.h"
 #include "backend/schedule/test/forms.h"
 #include "third_party/bazel/test.h"
 
@@ -46,5 +47,24 @@ TEST(OpTable_EveryKind_StandsInTheTemplatesOfItsPasses) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, sluice_op_row(kind)->passes != 0, "passes");
     EXPECT(kind, sluice_op_row(kind)->passes == seen[kind], "template of each pass that it says, and of no other,");
+  }
+}
+
+TEST(TensorTable_EveryTensor_HasANameOfItsOwn) {
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    if (sluice_tensor_row(t)->name == NULL) fail_msg("tensor %d has no name in backend/schedule/tensor_table.c", t);
+    for (int32_t u = 0; u < t; ++u) assert_string_not_equal(sluice_tensor_row(t)->name, sluice_tensor_row(u)->name);
+  }
+}
+
+/* Without a lifetime, slots would be freed, and filled with NaN in debug runs, while they are still needed. */
+TEST(TensorTable_EveryTensor_SaysHowLongItLives) {
+  for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
+    const int32_t lives = sluice_tensor_row(t)->lives;
+    const int longer = SLUICE_LIVES_FOR_SPLIT | SLUICE_LIVES_FOR_WGRAD;
+    const int is_one = lives == SLUICE_LIVES_FOR_USE || lives == SLUICE_LIVES_FOR_EVER;
+    if (is_one || (lives != 0 && (lives & ~longer) == 0)) continue;
+    fail_msg("tensor %d, %s, does not say how long it lives in backend/schedule/tensor_table.c", t,
+             sluice_tensor_kind_name(t));
   }
 }

@@ -7,11 +7,161 @@
 
 #include "backend/base/clock.h"
 #include "backend/planner/placement/plan_placement.h"
-#include "backend/planner/placement/test/balancer.h"
-#include "backend/planner/placement/test/workloads.h"
+#include "backend/planner/placement/relabel.h"
 #include "third_party/bazel/test.h"
 
 enum { MOST = 512 };
+
+/* ---- workloads ---- */
+
+/* Random loads of experts from a seed, after the workloads W0 to W7 of Megatron-LM's pull request 7488, each of which
+ * isolates one effect. That pull request defines them by row; these are sums of rows by expert, reimplemented from its
+ * table. */
+enum { ROWS = 4096, HEAT = 6 };
+
+typedef struct random_s {
+  uint64_t state;
+} random_t;
+
+static uint64_t next(random_t* random) { /* splitmix64 */
+  uint64_t z = random->state += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+static double random_unit(random_t* random) { return (double)(next(random) >> 11) / 9007199254740992.0; }
+static int32_t random_below(random_t* random, int32_t count) { return (int32_t)(random_unit(random) * count); }
+
+enum {
+  W0_BALANCED,
+  W1_HOT_EXPERT_SET,     /* some experts, on any ranks */
+  W2_HOT_RANK,           /* all experts of one rank, at the heat of W1 */
+  W3_SPREAD_HOT_EXPERTS, /* the same heat on one expert of each of several ranks */
+  W4_SOURCE_RAGGED,      /* sources with many rows prefer their own experts */
+  W5_ZERO_EXPERT_RANK,   /* experts and whole ranks without a row */
+  W6_ROTATING_HOTSPOT,   /* the hot set moves with each step */
+  W7_BURST,              /* balanced except for hot steps */
+  NUM_WORKLOADS
+};
+
+/* Random choices made once for all steps. */
+typedef struct draw_s {
+  random_t of_run;
+  int32_t step, num_experts, num_ranks, local;
+  double* heat;
+} draw_t;
+
+static void heat_set(draw_t* d, int32_t count, int32_t first) {
+  for (int32_t i = 0; i < count; ++i)
+    d->heat[(first + random_below(&d->of_run, d->num_experts)) % d->num_experts] = HEAT;
+}
+
+static void balanced(draw_t* d) { (void)d; }
+static void hot_set(draw_t* d) { heat_set(d, d->local, 0); }
+static void rotating(draw_t* d) { heat_set(d, d->local, d->step * d->local); }
+
+static void hot_rank(draw_t* d) {
+  const int32_t rank = random_below(&d->of_run, d->num_ranks);
+  for (int32_t i = 0; i < d->local; ++i) d->heat[rank * d->local + i] = HEAT;
+}
+
+static void spread(draw_t* d) {
+  const int32_t first = random_below(&d->of_run, d->num_ranks);
+  for (int32_t i = 0; i < d->local; ++i) d->heat[(first + i) % d->num_ranks * d->local] = HEAT;
+}
+
+/* Half of the rows of each source go to its own set of four experts, and source r has r + 1 shares of all rows. */
+static void ragged(draw_t* d) {
+  const double shares = 0.5 * d->num_ranks * (d->num_ranks + 1);
+  for (int32_t r = 0; r < d->num_ranks; ++r) {
+    for (int32_t i = 0; i < 4; ++i) {
+      d->heat[random_below(&d->of_run, d->num_experts)] += 0.125 * d->num_experts * (r + 1) / shares;
+    }
+  }
+}
+
+static void zeros(draw_t* d) {
+  for (int32_t r = 0; r < d->num_ranks; ++r) {
+    const int is_rank = random_below(&d->of_run, 4) == 0;
+    for (int32_t i = 0; i < d->local; ++i) {
+      if (is_rank || random_below(&d->of_run, 8) == 0) d->heat[r * d->local + i] = 0;
+    }
+  }
+}
+
+static void burst(draw_t* d) {
+  if (d->step % 8 == 5) hot_set(d);
+}
+
+/* out_loads [num_experts], num_experts / num_ranks of them on each rank, contiguous. */
+static void workload_draw(int32_t workload, uint64_t seed, int32_t step, int32_t num_experts, int32_t num_ranks,
+                          uint64_t* out_loads) {
+  static void (*const heats[NUM_WORKLOADS])(draw_t*) = {balanced, hot_set, hot_rank, spread,
+                                                        ragged,   zeros,   rotating, burst};
+  double heat[4096];
+  draw_t d = {{seed * NUM_WORKLOADS + (uint64_t)workload}, step, num_experts, num_ranks, num_experts / num_ranks, heat};
+  for (int32_t e = 0; e < num_experts; ++e) heat[e] = 1;
+  heats[workload](&d);
+  random_t of_step = {(seed << 20) + ((uint64_t)step << 4) + (uint64_t)workload};
+  for (int32_t e = 0; e < num_experts; ++e) {
+    out_loads[e] = (uint64_t)(ROWS * heat[e] * (0.9 + 0.2 * random_unit(&of_step)));
+  }
+}
+
+/* ---- a balancer ---- */
+
+static int32_t heaviest(const uint64_t* loads, const int32_t* rank, int32_t num_experts) {
+  int32_t best = -1;
+  for (int32_t e = 0; e < num_experts; ++e) {
+    if (rank[e] < 0 && (best < 0 || loads[e] > loads[best])) best = e;
+  }
+  return best;
+}
+
+static void pack(const uint64_t* loads, int32_t num_experts, int32_t num_ranks, int32_t* out_rank) {
+  uint64_t load[MOST] = {0};
+  int32_t count[MOST] = {0};
+  for (int32_t e = 0; e < num_experts; ++e) out_rank[e] = -1;
+  for (int32_t i = 0; i < num_experts; ++i) {
+    const int32_t e = heaviest(loads, out_rank, num_experts);
+    int32_t least = -1;
+    for (int32_t r = 0; r < num_ranks; ++r) {
+      if (count[r] < num_experts / num_ranks && (least < 0 || load[r] < load[least])) least = r;
+    }
+    out_rank[e] = least, load[least] += loads[e], ++count[least];
+  }
+}
+
+/* The placement part of DeepSeek's EPLB without replicas, reimplemented from its published description: places experts
+ * by load, heaviest first, each on the least loaded rank with a free place. It ignores the current placement. Here
+ * ranks are then renamed so that the fewest experts move, which EPLB does not do.
+ *
+ * inout_rank: [num_experts] the current ranks, then the new ones; the same number on each rank. out_load: of the
+ * fullest rank. Returns the number of experts that move. */
+static int32_t balancer_place(const uint64_t* loads, int32_t num_experts, int32_t num_ranks, int32_t* inout_rank,
+                              uint64_t* out_load) {
+  uint64_t bytes[MOST];
+  int32_t capacity[MOST], first[MOST + 1] = {0}, rank[MOST];
+  for (int32_t e = 0; e < num_experts; ++e) bytes[e] = 1;
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    capacity[r] = num_experts / num_ranks, first[r + 1] = first[r] + capacity[r];
+  }
+  const sluice_placing_problem_t problem = {loads, inout_rank, bytes, NULL,        capacity,
+                                            first, 0,          0,     num_experts, num_ranks};
+  sluice_placing_t placing;
+  assert_int_equal(sluice_placing_make(&problem, sluice_process_allocator(), &placing), SLUICE_OK);
+  pack(loads, num_experts, num_ranks, rank);
+  sluice_placing_set(&placing, rank);
+  assert_int_equal(sluice_relabel(&placing, sluice_process_allocator()), SLUICE_OK);
+  const sluice_placing_score_t score = sluice_placing_score(&placing);
+  memcpy(inout_rank, placing.rank, (size_t)num_experts * sizeof *inout_rank);
+  sluice_placing_deinit(&placing, sluice_process_allocator());
+  *out_load = score.load;
+  return (int32_t)score.bytes;
+}
+
+/* ---- problems ---- */
 
 /* A problem and its result. */
 typedef struct scene_s {
@@ -131,7 +281,7 @@ TEST(Placement_SmallCases_AreTheBestOfAll) {
   }
 }
 
-/* ---- workloads ---- */
+/* ---- many experts ---- */
 
 static const struct {
   int32_t experts, ranks;

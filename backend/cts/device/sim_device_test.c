@@ -24,11 +24,13 @@ static sluice_overlap_t overlap(void* user, int32_t index) { return ((const job_
 
 static double line(void* user, int32_t index) { return ((const job_t*)user)[index].line; }
 
-/* Jobs without waits; the end of each in ends[i], and the device's report of the pass. */
-static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, double* ends,
-                sluice_sim_result_t* out_result) {
+static double ends[MAX_JOBS];
+
+/* Jobs without waits; the end of each in ends[i]. */
+static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs) {
   sluice_allocator_t allocator;
   sluice_device_t* device = NULL;
+  sluice_sim_result_t result;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   model.cost = cost;
   model.user = (void*)(uintptr_t)jobs;
@@ -39,8 +41,8 @@ static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, d
     assert_int_equal(device->vtable->submit(device, &job), SLUICE_OK);
   }
   assert_int_equal(device->vtable->join(device), SLUICE_OK);
-  sluice_sim_device_result(device, out_result);
-  memcpy(ends, out_result->end, (size_t)num_jobs * sizeof *ends);
+  sluice_sim_device_result(device, &result);
+  memcpy(ends, result.end, (size_t)num_jobs * sizeof *ends);
   device->vtable->destroy(device);
   assert_int_equal(allocator.num_live, 0);
   sluice_allocator_deinit(&allocator);
@@ -51,9 +53,7 @@ TEST(Overlap_OfTheRunningExchange_ReplacesTheShares) {
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.25, 0.5}}};
   const sluice_sim_model_t model = {.overlap = overlap};
-  double ends[MAX_JOBS];
-  sluice_sim_result_t result;
-  run(model, jobs, 3, ends, &result);
+  run(model, jobs, 3);
   /* From 2 on the exchange needs 1 / 0.25 and computation 2 / 0.5 seconds: both end at 6. */
   assert_true(ends[1] == 2 && ends[2] == 6 && ends[0] == 6);
 }
@@ -64,9 +64,7 @@ TEST(Overlap_WithAThirdLane_KeepsTheShareOfThatLane) {
       {SLUICE_LANE_COMPUTE, 8, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.5, 0.5}}, {SLUICE_LANE_COPY_OUT, 4, {0, 0}}};
   sluice_sim_model_t model = {.overlap = overlap};
   model.share[SLUICE_LANE_COMM][COMM | OUT] = 0.5;
-  double ends[MAX_JOBS];
-  sluice_sim_result_t result;
-  run(model, jobs, 3, ends, &result);
+  run(model, jobs, 3);
   assert_true(ends[1] == 4); /* 1 / (0.5 * 0.5) */
   assert_true(ends[2] == 4);
   assert_true(ends[0] == 4 + 8 - 4 * 0.5);
@@ -77,9 +75,7 @@ TEST(TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork) {
   const job_t jobs[] = {
       {SLUICE_LANE_COMM, 4, {0, 0}, 3}, {SLUICE_LANE_COMM, 4.5, {0, 0}, 4}, {SLUICE_LANE_COMM, 0.5, {0, 0}, 0.5}};
   const sluice_sim_model_t model = {.bucket = 1, .line = line};
-  double ends[MAX_JOBS];
-  sluice_sim_result_t result;
-  run(model, jobs, 3, ends, &result);
+  run(model, jobs, 3);
   assert_true(ends[0] == 3 && ends[1] == 7 && ends[2] == 7.5);
 }
 
@@ -90,9 +86,7 @@ TEST(TokenBucket_HeldUpByComputation_IsEarnedForTheNext) {
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4},
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4}};
   const sluice_sim_model_t model = {.bucket = 0.5, .line = line, .overlap = overlap};
-  double ends[MAX_JOBS];
-  sluice_sim_result_t result;
-  run(model, jobs, 4, ends, &result);
+  run(model, jobs, 4);
   assert_true(ends[1] == 3); /* 2 less 0.5, at half speed */
   assert_true(ends[2] == 3 + 3.5 && ends[3] == 6.5 + 4);
 }

@@ -105,28 +105,20 @@ TEST(Blas_LargerThanAnInt_CutInPieces) {
   const int64_t piece = (int64_t)1 << 30;
   const int64_t large = 2 * piece + 5;
   float* const base = (float*)(uintptr_t)0x1000;
-  assert_int_equal(multiply((sluice_gemm_problem_t){large, 4, 3, {base, 3, 1}, {base, 4, 1}, {base, 4, 1}}, 0),
-                   SLUICE_OK);
-  assert_int_equal(num_calls, 3);
-  for (int i = 0; i < 3; ++i) {
-    assert_int_equal(calls[i].n, i < 2 ? piece : 5);
-    assert_ptr_equal(calls[i].b, base + i * piece * 3);
-    assert_ptr_equal(calls[i].a, base);
-    assert_ptr_equal(calls[i].c, base + i * piece * 4);
-    assert_true(calls[i].beta == 0.0f);
-  }
-
-  /* Parts of k add up in C. */
-  num_calls = 0;
-  assert_int_equal(multiply((sluice_gemm_problem_t){2, 4, large, {base, 1, 2}, {base, 4, 1}, {base, 4, 1}}, 0),
-                   SLUICE_OK);
-  assert_int_equal(num_calls, 3);
-  for (int i = 0; i < 3; ++i) {
-    assert_int_equal(calls[i].k, i < 2 ? piece : 5);
-    assert_ptr_equal(calls[i].b, base + i * piece * 2);
-    assert_ptr_equal(calls[i].a, base + i * piece * 4);
-    assert_ptr_equal(calls[i].c, base);
-    assert_true(calls[i].beta == (i == 0 ? 0.0f : 1.0f));
+  for (int of_k = 0; of_k < 2; ++of_k) { /* parts of k add up in C */
+    num_calls = 0;
+    const sluice_gemm_problem_t many_rows = {large, 4, 3, {base, 3, 1}, {base, 4, 1}, {base, 4, 1}};
+    const sluice_gemm_problem_t deep = {2, 4, large, {base, 1, 2}, {base, 4, 1}, {base, 4, 1}};
+    assert_int_equal(multiply(of_k ? deep : many_rows, 0), SLUICE_OK);
+    assert_int_equal(num_calls, 3);
+    for (int i = 0; i < 3; ++i) {
+      const int64_t at = i * piece;
+      assert_int_equal(of_k ? calls[i].k : calls[i].n, i < 2 ? piece : 5);
+      assert_ptr_equal(calls[i].b, base + at * (of_k ? 2 : 3));
+      assert_ptr_equal(calls[i].a, base + at * (of_k ? 4 : 0));
+      assert_ptr_equal(calls[i].c, base + at * (of_k ? 0 : 4));
+      assert_true(calls[i].beta == (of_k && i > 0 ? 1.0f : 0.0f));
+    }
   }
 
   /* A leading dimension cannot be cut. */

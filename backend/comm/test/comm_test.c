@@ -97,37 +97,39 @@ static const sluice_comm_vtable_t script_vtable = {.exchange_start = script_star
                                                    .lookup = script_lookup,
                                                    .abandon = script_abandon};
 
-static void script_init(script_t* s) {
+static script_t s; /* of each case */
+
+static int set_up(void** state) {
   DEFAULTS(sluice_comm_config, config);
-  memset(s, 0, sizeof *s);
+  (void)state;
+  memset(&s, 0, sizeof s);
   config.world_size = W;
   config.timeout_ns = 60 * MS;
-  sluice_comm_init_base(&s->base, &script_vtable, "script", &config);
-  s->wait_status = SLUICE_E_TIMED_OUT;
-  s->missing = -1;
-  s->base.call_number = 7;
+  sluice_comm_init_base(&s.base, &script_vtable, "script", &config);
+  s.wait_status = SLUICE_E_TIMED_OUT;
+  s.missing = -1;
+  s.base.call_number = 7;
+  return 0;
 }
 
 /* Starts an exchange whose wait times out. */
-static void time_out(script_t* s) {
+static void time_out(void) {
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* request;
-  assert_int_equal(sluice_comm_exchange_start(&s->base, &none, &request), SLUICE_OK);
+  assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_OK);
   uint64_t begin_ns = sluice_now_ns();
-  assert_int_equal(sluice_comm_exchange_wait(&s->base, request, "dispatch of chunk 2"), SLUICE_E_TIMED_OUT);
+  assert_int_equal(sluice_comm_exchange_wait(&s.base, request, "dispatch of chunk 2"), SLUICE_E_TIMED_OUT);
   assert_true(sluice_now_ns() - begin_ns >= 60 * MS);
   REFUSED(last_error()->status, SLUICE_E_TIMED_OUT, "dispatch of chunk 2");
-  assert_int_equal(s->num_abandoned, 1);
+  assert_int_equal(s.num_abandoned, 1);
 }
 
 TEST(Wait_RankWithoutNoteOfThisCall_IsBlamed) {
-  script_t s;
-  script_init(&s);
   s.missing = 1; /* rank 1's message is missing because rank 1 itself waits for rank 3, which never came */
   s.notes[1] = "call=7 started=1 phase=dispatch of chunk 1";
   s.notes[2] = "call=8 started=5 phase=header";
   s.notes[3] = "call=6 started=40 phase=combine";
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, 3);
   assert_non_null(strstr(last_message(), "from rank 1"));
   assert_non_null(strstr(last_message(), "rank 3 (last seen at \"call=6"));
@@ -142,9 +144,7 @@ TEST(Wait_RankWithoutNoteOfThisCall_IsBlamed) {
 }
 
 TEST(GivenUp_NoteOfThisCall_IsToldAsALoss) {
-  script_t s;
   sluice_error_info_t why;
-  script_init(&s);
   s.notes[1] = "call=7 started=1 phase=header of layer 0, forward";
   s.notes[2] = "call=6 started=1 given_up_ms=5000 phase=of a call before this one";
   s.notes[3] = "call=7 started=1 given_up_ms=5000 phase=header of layer 0, forward";
@@ -161,33 +161,27 @@ TEST(GivenUp_NoteOfThisCall_IsToldAsALoss) {
 }
 
 TEST(Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing) {
-  script_t s;
-  script_init(&s);
   s.missing = 3;
   s.notes[2] = "call=7 started=1 phase=header";
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, 3); /* of several stragglers, the rank whose message is missing */
   assert_non_null(strstr(last_message(), "rank 1, 3."));
 }
 
 TEST(Wait_AllHaveNotes_BlamesTheFurthestBehind) {
-  script_t s;
-  script_init(&s);
   s.base.num_started = 4;
   s.missing = 1;
   s.notes[1] = "call=7 started=3 phase=dispatch of chunk 1";
   s.notes[2] = "call=7 started=2 phase=dispatch of chunk 0"; /* started the fewest exchanges */
   s.notes[3] = "call=7 started=5 phase=dispatch of chunk 2";
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, 2);
 }
 
 TEST(Wait_StoreGone_SaysSo) {
-  script_t s;
-  script_init(&s);
   s.missing = 2;
   s.is_store_gone = 1;
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, 2);
   assert_non_null(strstr(last_message(), "store does not answer"));
 }
@@ -195,13 +189,11 @@ TEST(Wait_StoreGone_SaysSo) {
 /* Rank 0 of 256 asks a store that takes 50 ms for an answer. The wait ends at most seconds after the deadline, rather
  * than half a minute, and names the rank whose message is missing, which is looked up first. */
 TEST(Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing) {
-  script_t s;
-  script_init(&s);
   s.base.world_size = 256;
   s.missing = 200;
   s.answer_ns = 50 * MS;
   for (int r = 0; r < W; ++r) s.notes[r] = "call=7 started=1 phase=header";
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, 200);
   assert_non_null(strstr(last_message(), "rank 4, 5, 6"));
   assert_non_null(strstr(last_message(), "The group's store is slow: it was asked about "));
@@ -210,41 +202,35 @@ TEST(Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing) {
 
 /* Each rank is looked up once, since a thousand ranks together already make a million lookups. */
 TEST(Wait_ManyStragglers_AsksAboutEachOnce) {
-  script_t s;
-  script_init(&s);
   s.base.world_size = 256;
   s.base.num_started = 3;
   s.missing = 2;
   s.notes[1] = "call=7 started=1 phase=a";
   s.notes[2] = "call=7 started=2 phase=b"; /* waits as well */
   s.notes[3] = "call=7 started=3 phase=c";
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, 4);
   assert_int_equal(s.num_lookups, 255);
   assert_non_null(strstr(last_message(), "step: rank 4, 5, 6, 7, 8, 9, 10, 11 and 244 more."));
 }
 
 TEST(Wait_NobodyKnown_NamesNobody) {
-  script_t s;
-  script_init(&s);
   for (int r = 0; r < W; ++r) s.notes[r] = "call=7 started=1 phase=x";
-  time_out(&s);
+  time_out();
   assert_int_equal(last_error()->peer, -1);
   assert_null(strstr(last_message(), "rank -1"));
 }
 
 TEST(Wait_TransportReturnsEarly_DoesNotSpin) {
-  script_t s;
-  script_init(&s);
   s.returns_early = 1;
-  time_out(&s);
+  time_out();
   assert_in_range(s.num_waits, 1, 70); /* at most one per millisecond; fewer on a busy machine */
 }
 
 TEST(Wait_ExternalFailureAfterAbort_IsAborted) {
-  script_t s;
-  script_init(&s);
   s.wait_status = SLUICE_E_EXTERNAL; /* "connection closed", as a library reports after our abort */
   sluice_comm_abort(&s.base);
   assert_int_equal(sluice_comm_exchange_wait(&s.base, NULL, NULL), SLUICE_E_ABORTED);
 }
+
+int main(void) { return run_cases_each(set_up, NULL); }

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the table of options: what is derived from it, and that a new option is one new row."""
+"""Tests the table of options: what is derived from it, and that a new option is one new row. Also tests the tables of
+policies and of the fields of a machine."""
 
 import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +15,9 @@ from typing import Any
 
 import pytest
 import sluice
-from sluice import config, options
+from sluice import config, options, restore
 from sluice._library import load
+from sluice._restore_table import TABLE
 from sluice.adapters.torch import Context, ContextOptions
 from sluice.adapters.torch.options import fill
 from sluice.errors import InvalidArgument
@@ -173,3 +176,43 @@ def test_NewOption_IsOneRowOfTheTable(tmp_path: Path) -> None:
     assert f"| `{FIELD}` | `true`, `false` | `false` | a row of a test |\n" in pages["deepspeed.md"]
     assert f"| `{FIELD}` | no | is tried here |\n" in pages["security.md"]
     assert f"| `{FIELD}` | not in a model's config |\n" in pages["transformers.md"]
+
+
+def test_RestorePolicies_AreTheLibrarysOwn():
+    library = load()
+    assert (
+        json.loads(library.text(library.lib.sluice_restore_policies_json)) == TABLE
+        and len(restore.POLICIES) == len(TABLE["policies"]) >= 4
+    )
+
+
+def test_RestorePolicies_HaveTheNumbersOfTheHeader():
+    lib = load().lib
+    for name, policy in restore.POLICIES.items():
+        assert getattr(lib, f"SLUICE_RESTORE_{name.upper()}") == policy.number
+    assert (lib.SLUICE_RESTORE_ADAPTIVE, lib.SLUICE_RESTORE_BY_CHUNK) == (restore.ADAPTIVE, restore.BY_CHUNK)
+    assert restore.name_of(restore.BY_CHUNK) == "by chunk" and restore.name_of(restore.ADAPTIVE) is None
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "tuning.md").read_text()
+MACHINE = next(block for block in re.findall(r"```json\n(.*?)```", PAGE, re.S) if "sluice_machine" in block)
+
+
+def _read(machine: str) -> None:
+    library = load()
+    out = library.ffi.new("sluice_planner_t **")
+    library.check(library.lib.sluice_planner_create(machine.encode(), len(machine.encode()), out))
+    library.lib.sluice_planner_destroy(out[0])
+
+
+def test_Example_AsPrinted_IsAMachine():
+    _read(MACHINE)
+
+
+def test_Table_HasEveryFieldThatTheLibraryKnows():
+    with pytest.raises(InvalidArgument) as refused:
+        _read(json.dumps({**json.loads(MACHINE), "no_such_field": 1}))
+    known = set(re.findall(r"[a-z_]+", str(refused.value).split("known are ", 1)[1]))
+    table = PAGE.split("| field | meaning |")[1].split("\n\n")[0]
+    rows = {name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)", line.split("|")[1])}
+    assert len(known) > 20 and rows == known - {"name"}

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that --json of every command prints one valid JSON value, with the members that docs/tools.md lists."""
+"""Tests that --json of every command prints one valid JSON value, with the members that docs/tools.md lists, and that
+output that nobody reads is no error."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +107,15 @@ def test_Tune_WithAModel(tmp_path, capsys) -> None:
 def test_Doctor(capsys) -> None:
     pytest.importorskip("torch")
     _check("doctor", _printed(capsys, "doctor", "--json"))
+
+
+MODEL = "--machine a100-8x8-1600g --ranks 8,16 --experts 64 --top-k 2 --tokens 256 --model-width 64 --hidden-width 128"
+
+
+@pytest.mark.parametrize("words", ["version", "help", "plan --help", f"simulate {MODEL}"])
+def test_Output_ThatNobodyReads_EndsQuietly(words: str) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as nobody:
+        done = subprocess.run([sys.executable, "-m", "sluice", *words.split()], stdout=nobody, stderr=subprocess.PIPE)
+    assert done.stderr == b"" and done.returncode in (0, 128 + signal.SIGPIPE), done

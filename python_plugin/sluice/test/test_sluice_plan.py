@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice plan`: machines, configs of hosts, choices with reasons, and errors that name the field."""
 
+import functools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from sluice import __main__ as entry
 from sluice.errors import InvalidArgument
-from sluice.planning import machines, model, moe_layers, plan_command
+from sluice.planning import machines, model, moe_layers
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
 
@@ -21,10 +22,9 @@ MIXTRAL = {
 }  # fmt: skip
 
 
-def run(capsys, *words: str) -> tuple[int, str, str]:
-    status = plan_command.main(list(words))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+@pytest.fixture
+def run(command):
+    return functools.partial(command, "plan")
 
 
 @pytest.mark.parametrize("name", machines.names())
@@ -42,7 +42,7 @@ def _budget_between(planner: Planner, work: Workload) -> int:
     return least + (next(c for c in every if c.verdict == "chosen").total_bytes - least) * 3 // 4
 
 
-def test_Plan_ActivationOfAConfigOrFlag_IsPriced(tmp_path, capsys) -> None:
+def test_Plan_ActivationOfAConfigOrFlag_IsPriced(tmp_path, run) -> None:
     data = {**machines.load("h200-8x8").data, "relu_seconds": 1e-15, "relu_grad_seconds": 1e-15}
     machine, config = tmp_path / "m.json", tmp_path / "config.json"
     machine.write_text(json.dumps({**data, "activation_seconds": 1e-9, "activation_grad_seconds": 1e-9}))
@@ -51,15 +51,15 @@ def test_Plan_ActivationOfAConfigOrFlag_IsPriced(tmp_path, capsys) -> None:
     of_configs, of_flags = ("silu", "quick_gelu", "relu", "relu2"), ("gelu", "relu", "identity")  # flags win
     for word, flags in [(word, ()) for word in of_configs] + [("silu", ("--activation", word)) for word in of_flags]:
         config.write_text(json.dumps({**MIXTRAL, "hidden_act": word}))
-        status, out, err = run(capsys, *words, *flags)
+        status, out, err = run(*words, *flags)
         assert status == 0, err
         seconds.append(json.loads(out)["layers"][0]["prediction"]["seconds"])
     silu, quick_gelu, *relu, gelu, flag, identity = seconds
     assert {*relu, flag, identity} == {relu[0]} and {silu, quick_gelu, gelu} == {silu} and relu[0] < silu
 
 
-def test_Plan_WrongOption_IsNamedOnceAndAsItWasWritten(capsys) -> None:
-    status, _, err = run(capsys, *FLAGS, "--machine", "h200-8x8", "--budget", "20Gigs")
+def test_Plan_WrongOption_IsNamedOnceAndAsItWasWritten(run) -> None:
+    status, _, err = run(*FLAGS, "--machine", "h200-8x8", "--budget", "20Gigs")
     assert status == 2 and err.startswith("sluice plan: --budget 20Gigs: it ") and err.count("\n") == 1, err
     assert "INVALID_ARGUMENT" not in err and '"sluice"' not in err, err
 
@@ -212,15 +212,15 @@ def test_Config_MegatronYaml_SectionsAreReadTogether(tmp_path) -> None:
         model.read_config(str(path))
 
 
-def test_Config_MegatronScript_FlagsAreRead(tmp_path, capsys) -> None:
+def test_Config_MegatronScript_FlagsAreRead(tmp_path, run) -> None:
     path = tmp_path / "train.sh"
     path.write_text(SCRIPT)
     assert _read(path) == FROM_MEGATRON
     path.write_text(SCRIPT.replace("SEQ=4096\n", ""))  # the script does not set a variable: the value is unknown
     words = ["--machine", "h200-8x8", "--ranks", "8", "--config", str(path)]
-    status, _, err = run(capsys, *words)
+    status, _, err = run(*words)
     assert status == 2 and "micro-batch is 2: give --sequence-length or --tokens" in err
-    assert run(capsys, *words, "--sequence-length", "4096")[0] == 0
+    assert run(*words, "--sequence-length", "4096")[0] == 0
     path.write_text("echo hello")
     with pytest.raises(BadInput, match="not JSON: .*; and no script with Megatron's flags"):
         model.read_config(str(path))
@@ -264,14 +264,14 @@ def test_Config_MegatronParallelism_GivesRanksTokensAndLayersOfARank(tmp_path, f
         model.read_config(str(path))
 
 
-def test_Config_SaysTheRanks_CommandNeedsNone(tmp_path, capsys) -> None:
+def test_Config_SaysTheRanks_CommandNeedsNone(tmp_path, run) -> None:
     path = tmp_path / "arguments"
     path.write_text(f"{LINE} --expert-model-parallel-size 4")
     words = ["--machine", "h200-8x8", "--config", str(path)]
-    status, out, _ = run(capsys, *words, "--json")
+    status, out, _ = run(*words, "--json")
     assert status == 0 and json.loads(out)["layers"][0]["workload"]["world_size"] == 4
     path.write_text(LINE)
-    status, _, err = run(capsys, *words)
+    status, _, err = run(*words)
     assert status == 2 and "--ranks is missing" in err
 
 
@@ -347,96 +347,96 @@ def test_Config_DeepSpeed_GivesTokensAndBudget(tmp_path) -> None:
         model.read_config(str(path))
 
 
-def test_Plan_Fits_SaysWhyNotTheOthers(tmp_path, capsys) -> None:
+def test_Plan_Fits_SaysWhyNotTheOthers(tmp_path, run) -> None:
     picture = tmp_path / "plan.svg"
     words = ["--machine", "a100-8x8-1600g", *FLAGS, "--layers", "4", "--budget", "4GiB", "--picture", str(picture)]
-    status, out, _ = run(capsys, *words)
+    status, out, _ = run(*words)
     assert status == 0
     assert "chosen: n = " in out and "slower by" in out and "error not measured" in out and "layers 0-3" in out
     assert len(ElementTree.fromstring(picture.read_text()).findall(".//{*}title")) > 50
     assert "holds chunk" in picture.read_text()
-    status, out, _ = run(capsys, *words, "--json")
+    status, out, _ = run(*words, "--json")
     made = json.loads(out)
     assert status == 0 and made["layers"][0]["fits"] and made["sources"]["cluster"]
     assert all(candidate["reason"] for candidate in made["layers"][0]["candidates"])
 
 
-def test_Plan_HostBudgetOfAConfig_IsHonoured(tmp_path, capsys) -> None:
+def test_Plan_HostBudgetOfAConfig_IsHonoured(tmp_path, run) -> None:
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({"sluice": {"enabled": True, "host_memory_budget": "1MiB"}}))
-    status, out, _ = run(capsys, "--machine", "a100-8x8-1600g", *FLAGS, "--config", str(config))
+    status, out, _ = run("--machine", "a100-8x8-1600g", *FLAGS, "--config", str(config))
     assert status == 0 and "1 MiB for offloaded rows" in out and "over host budget by" in out
-    status, out, _ = run(capsys, "--machine", "a100-8x8-1600g", *FLAGS, "--policy", "S1", "--host-budget", "1MiB")
+    status, out, _ = run("--machine", "a100-8x8-1600g", *FLAGS, "--policy", "S1", "--host-budget", "1MiB")
     assert status == 1 and "raise host_memory_budget" in out
 
 
-def test_Plan_BudgetBetweenPolicies_ShowsWhatKeepsPartOfItsChunks(tmp_path, capsys) -> None:
+def test_Plan_BudgetBetweenPolicies_ShowsWhatKeepsPartOfItsChunks(tmp_path, run) -> None:
     planner = Planner(machines.load("a100-8x8-200g"))
     budget = _budget_between(planner, FEW_RANKS)
     picture = tmp_path / "plan.svg"
     words = ["--machine", "a100-8x8-200g", *FLAGS, "--budget", str(budget), "--picture", str(picture)]
-    status, out, _ = run(capsys, *words)
+    status, out, _ = run(*words)
     assert status == 0 and re.search(r" +\d+ \S+ in \d+ of \d+ .* (slower by|chosen)", out)
     assert "holds chunk" in picture.read_text()
-    layer = json.loads(run(capsys, *words, "--json")[1])["layers"][0]
+    layer = json.loads(run(*words, "--json")[1])["layers"][0]
     parts = [c for c in layer["candidates"] if c["choice"]["kept_chunks"]]
     assert parts and all(c["total_bytes"] <= budget and c["reason"] for c in parts)
     for part in parts:  # the same policy for all chunks is refused
         whole = {**part["choice"], "kept_chunks": 0}
         assert [c["verdict"] for c in layer["candidates"] if c["choice"] == whole] == ["over budget"]
     # A fixed policy applies to all chunks.
-    layer = json.loads(run(capsys, *words, "--policy", "S4", "--json")[1])["layers"][0]
+    layer = json.loads(run(*words, "--policy", "S4", "--json")[1])["layers"][0]
     assert not [c for c in layer["candidates"] if c["choice"]["kept_chunks"]]
 
 
-def test_Plan_PolicyByChunkOfAConfig_IsPriced(tmp_path, capsys) -> None:
+def test_Plan_PolicyByChunkOfAConfig_IsPriced(tmp_path, run) -> None:
     config, picture = tmp_path / "ds.json", tmp_path / "plan.svg"
     policy = {"input": ["keep", "redispatch"], "pre_activation": "keep"}
     config.write_text(json.dumps({"sluice": {"enabled": True, "chunks": 2, "policy": policy}}))
     words = ["--machine", "a100-8x8-1600g", *FLAGS, "--config", str(config), "--picture", str(picture)]
-    status, out, _ = run(capsys, *words)
+    status, out, _ = run(*words)
     assert status == 0 and "chosen: n = 2, keep/redispatch+keep, weight gradients" in out
     assert "holds chunk" in picture.read_text()
-    layer = json.loads(run(capsys, *words, "--json")[1])["layers"][0]
+    layer = json.loads(run(*words, "--json")[1])["layers"][0]
     assert (
         layer["chosen"]["restore_input"] == ["keep", "redispatch"]
         and layer["chosen"]["restore_pre_activation"] == "keep"
     )
     assert len(layer["candidates"]) == 2 and layer["chosen"]["policy"] == "keep/redispatch+keep"
-    status, _, err = run(capsys, *words, "--chunks", "4")
+    status, _, err = run(*words, "--chunks", "4")
     assert status == 2 and '"policy.input" names 2 chunks, and "chunks" is 4: give 4' in err
 
 
-def test_Plan_Deduplicate_IsPricedBothWays(tmp_path, capsys) -> None:
+def test_Plan_Deduplicate_IsPricedBothWays(tmp_path, run) -> None:
     flags = [*FLAGS, "--ranks", "2", "--top-k", "4"]  # four of eight experts: nearly always on both ranks
-    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags)
+    status, out, _ = run("--machine", "a100-8x8-200g", *flags)
     assert status == 0 and re.search(r"  deduplicated: .* speed\); 49 % of the rows travel with it", out)
-    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, "--deduplicate")
+    status, out, _ = run("--machine", "a100-8x8-200g", *flags, "--deduplicate")
     assert status == 0 and re.search(r"  not deduplicated: .* speed\); 49 % of the rows travel with it", out)
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({"sluice": {"enabled": True, "deduplicate": True}}))
     picture = tmp_path / "plan.svg"
     words = ["--config", str(config), "--json", "--picture", str(picture)]
-    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, *words)
+    status, out, _ = run("--machine", "a100-8x8-200g", *flags, *words)
     layer = json.loads(out)["layers"][0]
     assert status == 0 and layer["workload"]["deduplicate"] and "holds chunk" in picture.read_text()
     assert layer["other_way"]["sent_rows"] == pytest.approx(8192 * 4 / 2)
     assert layer["prediction"]["sent_rows"] == pytest.approx(8192 * (1 - 1 / 70))
     assert layer["prediction"]["seconds"] < layer["other_way"]["seconds"]
     for none in (["--ranks", "1"], ["--top-k", "1"]):
-        assert "deduplicated" not in run(capsys, "--machine", "a100-8x8-200g", *flags, *none)[1]
+        assert "deduplicated" not in run("--machine", "a100-8x8-200g", *flags, *none)[1]
     for on, other in (["--deduplicate"], "not deduplicated"), ([], "deduplicated"):
-        status, out, _ = run(capsys, "--machine", "a100-8x8-200g", *flags, *on, "--budget", "20GiB")
+        status, out, _ = run("--machine", "a100-8x8-200g", *flags, *on, "--budget", "20GiB")
         assert status == 0 and re.search(rf"  {other}: .* speed\); 49 % of the rows travel with it", out)
 
 
-def test_Plan_Routing_LayersTakeTheirOwnSkewAndBeginAgain(tmp_path, capsys) -> None:
+def test_Plan_Routing_LayersTakeTheirOwnSkewAndBeginAgain(tmp_path, run) -> None:
     path = tmp_path / "routing.jsonl"
     even, hot = [8] * 8, [32, 8, 8, 8, 2, 2, 2, 2]  # over 8 ranks 1 and 4 times the mean
     steps = [{"step": step, "loads": [even, hot, even]} for step in range(3)]
     path.write_text("\n".join(map(json.dumps, [{"sluice_routing": 1, "layers": 3, "experts": 8}, *steps])))
     words = ("--machine", "h200-8x8", *FLAGS, "--layers", "8", "--routing", str(path), "--json")
-    status, out, err = run(capsys, *words)
+    status, out, err = run(*words)
     assert status == 0, err
     found = [(row["layers"], row["workload"]["skew"]) for row in json.loads(out)["layers"]]
     assert found == [([0, 2, 3, 5, 6], 1.0), ([1, 4, 7], 4.0)]
@@ -445,18 +445,18 @@ def test_Plan_Routing_LayersTakeTheirOwnSkewAndBeginAgain(tmp_path, capsys) -> N
         (["--experts", "16"], "recorded with 8 exp"),
     )
     for more, text in refusals:
-        status, _, err = run(capsys, *words, *more)
+        status, _, err = run(*words, *more)
         assert status == 2 and text in err, err
 
 
-def test_Plan_DoesNotFit_SaysThatThereIsNoPicture(tmp_path, capsys) -> None:
+def test_Plan_DoesNotFit_SaysThatThereIsNoPicture(tmp_path, run) -> None:
     picture = tmp_path / "plan.svg"
     words = ("--machine", "h200-8x8", *FLAGS, "--picture", str(picture))
-    status, out, err = run(capsys, *words, "--budget", "10MiB")
+    status, out, err = run(*words, "--budget", "10MiB")
     assert status == 1 and not picture.exists() and "plan.svg: what would be drawn does not fit" in err
     assert "DOES NOT FIT" in out and "raise memory_budget to that" in out and "over budget by" in out
     assert "outside of passes" not in out  # nothing was predicted
-    status, out, err = run(capsys, *words)
+    status, out, err = run(*words)
     assert status == 0 and picture.exists() and err == ""
     assert "not included: time of the host outside of passes" in out
 
@@ -492,8 +492,8 @@ def test_Config_DeepSpeedOfATrainer_AutoIsNotSaid(tmp_path) -> None:
         (["--machine", "h200-8x8", *FLAGS, "--activation", "sin"], "--activation is 'sin'; known are identity, relu"),
     ],
 )
-def test_Plan_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
-    status, _, err = run(capsys, *words)
+def test_Plan_BadInput_IsNamed(words: list[str], text: str, run) -> None:
+    status, _, err = run(*words)
     assert status == 2 and re.search(text, err), err
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests `sluice simulate`: scaling in limits with a known result, skew, replayed routing, speed, errors."""
 
+import functools
 import json
 import re
 import time
@@ -8,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from sluice.planning import machines, routing, simulate, simulate_command, skew, stock
+from sluice.planning import machines, routing, simulate, skew, stock
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
 from sluice.planning.rates import Rates
@@ -17,10 +18,9 @@ FLAGS = "--model-width 1024 --hidden-width 4096 --top-k 2 --tokens 4096 --dtype 
 FREE = {"bytes_per_second": 1e18, "startup_seconds": 0}
 
 
-def run(capsys, *words: str) -> tuple[int, str, str]:
-    status = simulate_command.main(list(words))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+@pytest.fixture
+def run(command):
+    return functools.partial(command, "simulate")
 
 
 def _simulator(layers: int = 3, **changes) -> simulate.Simulator:
@@ -61,13 +61,11 @@ def test_Weak_LayersAddUp_AndSkewCosts() -> None:
 DEEPSEEK = "--model-width 7168 --hidden-width 2048 --top-k 8 --tokens 4096 --gated --experts-per-rank 4".split()
 
 
-def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
+def test_Levels_LeftOpen_AreTheFasterOfBoth(run) -> None:
     """DeepSeek-V3's layer, 256 experts on 64 ranks: a token's experts share nodes, and these a slow link."""
     found = {}
     for way in ("rank", "node", "rank_or_node"):
-        status, out, _ = run(
-            capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", way, "--json"
-        )
+        status, out, _ = run("--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", way, "--json")
         assert status == 0
         found[way] = json.loads(out)["scaling"]["weak"]
     for by_rank, by_node, chosen in zip(*found.values()):
@@ -78,7 +76,7 @@ def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
         point = found[way][1]
         row = f"| by {way} | {1e3 * point['seconds']:.1f} ms | {100 * point['efficiency']:.1f} % |"
         assert row in (Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "layer.md").read_text()
-    text = run(capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "rank_or_node")[1]
+    text = run("--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "rank_or_node")[1]
     assert re.search(r"\n +8 .* by rank\n(?: +stock .*\n)+ +64 .* by node\n", text)
 
 
@@ -97,7 +95,7 @@ def _on_cpus(link: float) -> simulate.Simulator:
     return simulate.Simulator(Planner(machines.Machine({**machine.data, "exchange": exchange}, {})), 1, Choice())
 
 
-def test_Adaptive_OnCpus_SendsWhatIsFaster_ElseRows(capsys) -> None:
+def test_Adaptive_OnCpus_SendsWhatIsFaster_ElseRows(run) -> None:
     """As in a run with the machine, token copies are sent over a slow link; on a fast link their sums cost more. A
     layer that cannot choose sends rows."""
     work = Workload(256, 256, 4096, 16, 4, 4, "f32", deduplicate="adaptive")
@@ -110,8 +108,8 @@ def test_Adaptive_OnCpus_SendsWhatIsFaster_ElseRows(capsys) -> None:
     points = {}
     for device in ("cpu-1x-10g", "h200-8x8"):
         words = ("--machine", device, "--ranks", "4", *flags, "--json")
-        assert run(capsys, *words)[1] == run(capsys, *words, "--deduplicate", "adaptive")[1]
-        points[device] = json.loads(run(capsys, *words)[1])["scaling"]["weak"][0]["deduplicate"]
+        assert run(*words)[1] == run(*words, "--deduplicate", "adaptive")[1]
+        points[device] = json.loads(run(*words)[1])["scaling"]["weak"][0]["deduplicate"]
     assert points["h200-8x8"] is False  # as on any GPU
 
 
@@ -174,53 +172,53 @@ def test_Routing_OfAnotherShape_IsNamed(tmp_path, loads: list, text: str) -> Non
 MIXTRAL = "--layers 32 --model-width 4096 --hidden-width 14336 --experts 8 --top-k 2 --tokens 8192 --gated".split()
 
 
-def test_Simulate_MoreThanTheDeviceHas_DoesNotFit(capsys) -> None:
+def test_Simulate_MoreThanTheDeviceHas_DoesNotFit(run) -> None:
     """32 layers of Mixtral keep 33.7 GiB for 8,192 tokens; their experts take 21 GiB with gradients on 8 ranks."""
-    status, out, _ = run(capsys, "--machine", "h200-8x8", "--ranks", "8", *MIXTRAL)
+    status, out, _ = run("--machine", "h200-8x8", "--ranks", "8", *MIXTRAL)
     assert status == 0 and " 33.7 GiB" in out and " 21 GiB" in out and "does not fit" not in out
     assert "On 8 ranks a step of these layers takes 901.09 ms at 100.0 % efficiency; computation limits it" in out
-    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL)
+    status, out, _ = run("--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL)
     assert (
         status == 1 and "does not fit on 8 ranks: 33.7 GiB of rows and 21 GiB of experts on a device of 40 GiB" in out
     )
     budget = re.search(r"try --budget (\w+)", out).group(1)
-    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", budget)
+    status, out, _ = run("--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", budget)
     assert status == 0 and "does not fit" not in out
-    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", budget, "--json")
+    status, out, _ = run("--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", budget, "--json")
     (point,) = json.loads(out)["scaling"]["weak"]
     assert 0 < point["usual_bytes"] <= point["total_bytes"] and point["usual_bytes"] + point["expert_bytes"] <= 40 << 30
 
 
-def test_Simulate_TheMostRanks_AreSimulatedAndOneMoreIsNot(capsys) -> None:
+def test_Simulate_TheMostRanks_AreSimulatedAndOneMoreIsNot(run) -> None:
     began = time.process_time()
     words = ["--machine", "h200-8x8", "--layers", "32", "--zipf", "0.3", *FLAGS, "--json"]
-    status, out, err = run(capsys, *words, "--ranks", "1024,16384")
+    status, out, err = run(*words, "--ranks", "1024,16384")
     assert status == 0, err
     few, many = json.loads(out)["scaling"]["weak"]
     assert (many["ranks"], many["experts"]) == (16384, 16384) and many["choice"]["num_chunks"] >= 1
     assert many["seconds"] > few["seconds"] and many["tokens_per_second"] > few["tokens_per_second"]
     assert time.process_time() - began < 10
-    assert run(capsys, *words, "--ranks", "16385")[0] == 2
+    assert run(*words, "--ranks", "16385")[0] == 2
 
 
-def test_Simulate_Both_WritesTableJsonAndPlot(tmp_path, capsys) -> None:
+def test_Simulate_Both_WritesTableJsonAndPlot(tmp_path, run) -> None:
     picture = tmp_path / "scaling.svg"
     words = ["--machine", "a100-8x8-1600g", "--ranks", "8,16,64", "--scaling", "both", "--experts", "64", *FLAGS]
-    status, out, _ = run(capsys, *words, "--picture", str(picture))
+    status, out, _ = run(*words, "--picture", str(picture))
     assert status == 0 and "weak scaling" in out and "strong scaling" in out and "error not measured" in out
     assert len(ElementTree.fromstring(picture.read_text()).findall(".//{*}circle")) == 6
-    status, out, _ = run(capsys, *words, "--json")
+    status, out, _ = run(*words, "--json")
     made = json.loads(out)
     assert [row["ranks"] for row in made["scaling"]["strong"]] == [8, 16, 64]
     assert made["scaling"]["weak"][0]["efficiency"] == 1.0 and made["error"]["median"] is None
 
 
-def test_Simulate_Routing_IsUsed(tmp_path, capsys) -> None:
+def test_Simulate_Routing_IsUsed(tmp_path, run) -> None:
     path = _trace(tmp_path, [[[4, 0, 2, 2]]])
     words = ["--machine", "h200-8x8", "--scaling", "strong", "--experts", "4", *FLAGS, "--routing", path, "--json"]
-    status, out, _ = run(capsys, *words, "--ranks", "4")
+    status, out, _ = run(*words, "--ranks", "4")
     assert status == 0 and json.loads(out)["scaling"]["strong"][0]["skew_median"] == 2.0
-    status, _, err = run(capsys, *words, "--experts", "8", "--ranks", "4")
+    status, _, err = run(*words, "--experts", "8", "--ranks", "4")
     assert status == 2 and "recorded with 4 experts, asked about 8" in err
 
 
@@ -234,9 +232,9 @@ def test_Simulate_Routing_IsUsed(tmp_path, capsys) -> None:
         (["--ranks", "2", "--scaling", "both", "--experts", "8"], r"asked about 8 by strong scaling: give --experts 4"),
     ],
 )
-def test_Simulate_TraceOfOtherExperts_SaysWhichOptionsFit(words: list[str], text: str, tmp_path, capsys) -> None:
+def test_Simulate_TraceOfOtherExperts_SaysWhichOptionsFit(words: list[str], text: str, tmp_path, run) -> None:
     path = _trace(tmp_path, [[[1, 1, 1, 1]]])
-    status, _, err = run(capsys, "--machine", "h200-8x8", *FLAGS, "--top-k", "1", "--routing", path, *words)
+    status, _, err = run("--machine", "h200-8x8", *FLAGS, "--top-k", "1", "--routing", path, *words)
     assert status == 2 and "recorded with 4 experts" in err and re.search(text, err.strip()), err
 
 
@@ -260,13 +258,13 @@ def test_Simulate_TraceOfOtherExperts_SaysWhichOptionsFit(words: list[str], text
         (["--ranks", "1", "--experts-per-rank", "1"], "fewer than --top-k 2"),
     ],
 )
-def test_Simulate_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
-    status, _, err = run(capsys, "--machine", "h200-8x8", *FLAGS, *words)
+def test_Simulate_BadInput_IsNamed(words: list[str], text: str, run) -> None:
+    status, _, err = run("--machine", "h200-8x8", *FLAGS, *words)
     assert status == 2 and re.search(text, err), err
 
 
-def test_Simulate_BudgetTooSmall_IsStatusOne(capsys) -> None:
-    status, out, _ = run(capsys, "--machine", "h200-8x8", "--ranks", "8", *FLAGS, "--budget", "1MiB")
+def test_Simulate_BudgetTooSmall_IsStatusOne(run) -> None:
+    status, out, _ = run("--machine", "h200-8x8", "--ranks", "8", *FLAGS, "--budget", "1MiB")
     assert status == 1 and "does not fit" in out
 
 
@@ -335,11 +333,11 @@ def test_Rates_AreThoseThatTheLibraryPricesWith(name: str) -> None:
     assert made.forward_busy["comm"] == pytest.approx(2 * (exchanged + packed + moved), rel=1e-3)
 
 
-def test_Simulate_StockStandsBelowSluice_WithASentence(capsys) -> None:
+def test_Simulate_StockStandsBelowSluice_WithASentence(run) -> None:
     words = ["--machine", "h200-8x8", "--ranks", "64", *MIXTRAL[2:], "--experts", "64", "--zipf", "0.3"]
-    status, out, _ = run(capsys, *words)
+    status, out, _ = run(*words)
     assert status == 0 and "a model of DeepSpeed's MoE layer without dropping" in out
-    (point,) = json.loads(run(capsys, *words, "--json")[1])["scaling"]["weak"]
+    (point,) = json.loads(run(*words, "--json")[1])["scaling"]["weak"]
     for name in ("DeepSpeed", "Megatron-Core"):
         other = point["stock"][name]
         row = re.search(rf"\n +stock {name} +([\d.]+) ", out)
@@ -354,22 +352,22 @@ def test_Simulate_StockStandsBelowSluice_WithASentence(capsys) -> None:
         assert ratio == pytest.approx(stocks / ours, abs=0.006)
         signs = [1 if found[index] == "more" else -1 for index in (5, 7)]
         assert stocks - ours == pytest.approx(signs[0] * rest + signs[1] * computed, abs=0.05)
-    frozen = run(capsys, *words, "--lora-rank", "8")[1]
+    frozen = run(*words, "--lora-rank", "8")[1]
     assert "stock" not in frozen
 
 
-def test_Simulate_HotExpertAmongSeveralOfARank_PadsDeepSpeedAlone(tmp_path, capsys) -> None:
+def test_Simulate_HotExpertAmongSeveralOfARank_PadsDeepSpeedAlone(tmp_path, run) -> None:
     path = _trace(tmp_path, [[[6, 0, 3, 3]]])  # of ranks even, of experts 2
     words = ["--machine", "h200-8x8", *FLAGS, "--routing", path, "--ranks", "2", "--experts-per-rank", "2"]
-    (point,) = json.loads(run(capsys, *words, "--json")[1])["scaling"]["weak"]
+    (point,) = json.loads(run(*words, "--json")[1])["scaling"]["weak"]
     assert point["skew_max"] == 1.0
     assert {name: other["rows_over_real"] for name, other in point["stock"].items()} == {
         "DeepSpeed": 2.0, "Megatron-Core": 1.0}  # fmt: skip
-    assert "(100 % more rows, for padding)" in run(capsys, *words)[1]
+    assert "(100 % more rows, for padding)" in run(*words)[1]
 
 
-def test_Simulate_StockKeepsMoreThanTheDeviceHas_SaysSo(capsys) -> None:
+def test_Simulate_StockKeepsMoreThanTheDeviceHas_SaysSo(run) -> None:
     words = ["--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", "18GiB"]
-    status, out, _ = run(capsys, *words)
+    status, out, _ = run(*words)
     assert status == 0 and len(re.findall(r"stock .* too large\n", out)) == 2
     assert out.count("(a model, if the device had the memory)") == 2

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `sluice plan --stages`: problems in files, the table, and errors that name the field."""
+"""Tests `sluice plan --stages`: problems in files, the table, Megatron's layout, and errors that name the field."""
 
 import copy
 import functools
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +12,7 @@ from sluice import __main__ as entry
 from sluice.errors import OverBudget
 from sluice.planning import stages, stages_chosen, stages_file
 from sluice.planning.errors import BadInput
+from sluice.planning.megatron_layout import layout_of
 from sluice.timeline import colours
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -255,3 +257,47 @@ def test_Chosen_BadPlans_AreRefusedByField(run, tmp_path, change, text) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**json.loads(printed), **change}))
     with pytest.raises(BadInput, match=text):
         stages_chosen.read(str(tmp_path / "plan.json"), 5, 2)
+
+
+LAYER = {name: value for name, value in BLOCK.items() if name not in ("name", "parameter_bytes", "state_bytes")}
+EMBEDDING = {**LAYER, "name": "embedding", "forward_seconds": 1e-5, "backward_seconds": 1e-5}
+LOSS = {**LAYER, "name": "loss", "forward_seconds": 6e-3, "backward_seconds": 12e-3}
+
+
+def _printed(plan, layers: list, *words: str) -> tuple[int, str, str]:
+    model = {"sluice_stages": 1, "stages": 4, "micro_batches": 8, "layers": layers}
+    return plan("--stages", model, "--layout", "megatron", *words)
+
+
+def test_Layout_OfLayers_IsALetterEach() -> None:
+    names = ["embedding", "block", "block", "block", "mtp", "loss"]
+    assert layout_of(names, [0, 0, 1, 1, 2, 2], 3) == "Et|tt|mL"
+    assert layout_of(["a", "b", "c"], [0, 1, 1], 2) == "Et|ttL"
+    assert layout_of(["embedding", "b", "c"], [0, 1, 2], 3) == "E|t|tL"
+
+
+@pytest.mark.parametrize(
+    ("names", "stage_of", "words"),
+    [
+        (["a", "b", "c"], [0, 1, 0], "not runs of consecutive layers"),
+        (["a", "embedding", "c"], [0, 0, 1], "one embedding first"),
+        (["embedding", "embedding", "c"], [0, 0, 1], "one embedding first"),
+        (["mtp", "b", "loss"], [0, 0, 1], 'then layers named "mtp"'),
+    ],
+)
+def test_Layout_WhatMegatronHasNoWordFor_IsRefused(names: list[str], stage_of: list[int], words: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(words)):
+        layout_of(names, stage_of, 2)
+
+
+def test_Command_Layout_IsThePartitionOfThePlan(plan) -> None:
+    layers = [EMBEDDING, {**LAYER, "name": "block", "repeat": 13}, LOSS]
+    assert _printed(plan, layers) == (0, "Etttt|tttt|tttt|tL\n", "")  # the loss is as slow as three layers
+
+
+def test_Command_LayoutUnderABudget_SaysWhatItCannotSay(plan) -> None:
+    status, out, err = _printed(plan, [{**LAYER, "name": "block", "repeat": 8}], "--budget", "700MiB")
+    assert status == 0 and out == "Ett|tt|tt|ttL\n"
+    assert "the plan has recompute for layers 0" in err
+    status, out, err = _printed(plan, [{**LAYER, "name": "block", "repeat": 8}], "--budget", "1MiB")
+    assert (status, out) == (1, "") and "DOES NOT FIT" in err

@@ -3,14 +3,13 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from sluice import decision_cache, doctor
 from sluice.planning import cached, interference, machines, plan_command, tune_command
 from sluice.planning.errors import BadInput
-from two_ranks import launcher, torchrun
+from two_ranks import launcher, output_of, torchrun
 
 HERE = Path(__file__).resolve().parent
 SIZES = ["--model-width", "64", "--hidden-width", "128", "--dtype", "f32", "--seconds", "0.2", "--cache-dir", ""]
@@ -20,11 +19,8 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "machine.json"
     model = ["--experts", "4", "--top-k", "2", "--tokens", "256", "--json"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
     command = [*launcher(), "-m", "sluice", "tune", *SIZES, "--out", str(out), *model]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    made = json.loads(done.stdout)
+    made = json.loads(output_of(tmp_path, *command))
     assert made["machine"]["world_size"] == 2 and made["machine"]["exchange"]
     assert (
         made["machine"]["exchange_contention"]["points"][0][0]
@@ -42,11 +38,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--config", "ds.json", "--keep", "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
-    run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
-    done = subprocess.run([*torchrun(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
-    assert done.returncode == 0, done.stderr[-3000:]
-    kept = json.loads(done.stdout)["kept"]
+    kept = json.loads(output_of(tmp_path, *torchrun(tmp_path), "-m", "sluice", "tune", *words, *model))["kept"]
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
     ((words_of_machine, answers),) = decision_cache.machines(kept["path"]).items()
     assert (
@@ -57,9 +49,8 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     # Sets a number that is no run's initial value, so that it can only come from the file.
     answers[-1]["num_chunks"] = 3
     decision_cache.merge(kept["path"], words_of_machine, answers)
-    done = subprocess.run([*launcher(), str(HERE / "decision_cache_rank.py"), kept["path"]], **run)
-    assert done.returncode == 0, done.stderr[-3000:]
-    began = json.loads(done.stdout.splitlines()[-1])
+    printed = output_of(tmp_path, *launcher(), str(HERE / "decision_cache_rank.py"), kept["path"])
+    began = json.loads(printed.splitlines()[-1])
     # The first forward shows the size of batches, and the header of the second one sends it to all ranks.
     assert began["settled"][1:] == [True, True, True] and began["chunks"] == [3, 3, 3, 3]
 

@@ -6,6 +6,7 @@ They are forks of a process that has imported torch, which takes longer than wha
 
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,14 @@ def torchrun(folder: Path) -> list[str]:
     """Returns the same for torch's own launcher; its logs go below `folder`, since those in /tmp would stay there."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*words, "--log-dir", str(folder / "elastic")]
+
+
+def output_of(folder: Path, *words: str, **environment: str) -> str:
+    """Runs a command of ranks in this folder, and returns its output. It must succeed."""
+    own = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment}
+    done = subprocess.run(words, env=own, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def _run(rank: int, port: int, words: list[str]) -> None:

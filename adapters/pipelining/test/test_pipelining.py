@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that Sluice's schedules for torch.distributed.pipelining have the bits of torch's 1F1B."""
 
-import os
-
+import pipelining_jobs as jobs
 import pytest
 import ranks
-import torch  # noqa: F401  (before anything that pytest may import as `torch`)
-
-JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pipelining_jobs")
 
 CASES = {
     "single": {"name": "SluiceSingle", "dropout": 0.1},
@@ -20,7 +16,7 @@ SPLIT = ("split weight gradients", "v", "three stages on each rank")
 
 
 def test_Schedules_LossesOutputsGradients_SameBitsAs1F1B():
-    for rank, answers in enumerate(ranks.run(2, f"{JOBS}:against_1f1b", cases=CASES)):
+    for rank, answers in enumerate(ranks.run(2, jobs.against_1f1b, cases=CASES)):
         for case, found in answers.items():
             assert found["differing"] == [] and found["compared"] > 40, (rank, case, found["differing"])
             assert found["stats"]["num_batches"] == 3
@@ -30,14 +26,14 @@ def test_Schedules_LossesOutputsGradients_SameBitsAs1F1B():
 
 
 def test_StageRaises_OthersAreToldAndTheNextBatchIsRight():
-    (first, first_good), (second, second_good) = ranks.run(2, f"{JOBS}:failed")
+    (first, first_good), (second, second_good) = ranks.run(2, jobs.failed)
     assert first.startswith("PeerRefused") and "rank 1" in first and "failed to run forward" in first, first
     assert second.startswith("RuntimeError") and "failed to run forward" in second, second
     assert first_good and second_good
 
 
 def test_MicroBatches_OfDifferentSizes_SameBitsAsInOneProcess():
-    for rank, (is_same, compared) in enumerate(ranks.run(2, f"{JOBS}:uneven", rows_of_batch=21)):
+    for rank, (is_same, compared) in enumerate(ranks.run(2, jobs.uneven, rows_of_batch=21)):
         assert is_same and compared > 5, rank
 
 
@@ -52,7 +48,7 @@ REFUSED = {
 
 
 def test_Refused_ByNameOnAllRanks():
-    for told in ranks.run(2, f"{JOBS}:refused", cases=list(REFUSED.values())):
+    for told in ranks.run(2, jobs.refused, cases=list(REFUSED.values())):
         uneven, order, v, norm, count, policy = told
         assert "Unsupported" in uneven and "holds 2 of 3 stages on 2 ranks" in uneven, uneven
         assert "Unsupported" in order and "holds stages 0, 1" in order, order

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of ranks: groups of several sizes, created by ranks that differ, and joins that fail."""
+"""Jobs of ranks: groups of several sizes, joins that fail, closed contexts, forked workers, exits, and ranks that are
+silent, are killed, or are interrupted while they wait."""
 
+import gc
+import os
+import signal
+import threading
+import time
 import warnings
 from datetime import timedelta
 
+import meeting
+import torch
 import torch.distributed as dist
-from layer_cases import Case, close, compare, group, raises, world
+from layer_cases import Case, M, close, compare, group, raises, world
 from sluice.adapters.torch import Context, EpGroup
-from sluice.errors import InvalidArgument, InvalidState, Mismatch, NotFound, PeerRefused, TimedOut
+from sluice.adapters.torch.rendezvous import join
+from sluice.errors import InvalidArgument, InvalidState, Mismatch, NotFound, PeerRefused, SluiceError, TimedOut
 
 
 def unequal_groups():
@@ -17,7 +26,6 @@ def unequal_groups():
         dist.new_group([1, 2], use_local_synchronization=True) if rank > 0 else None
     case = Case(W, tokens=(8,), seed=89)
     case.check(case.layer(Context(group())), rank)
-    return True
 
 
 def join_fails():
@@ -42,7 +50,6 @@ def join_fails():
     dist.barrier()
     joined, _ = rendezvous.join(ranks, lambda: None, timedelta(seconds=60))
     joined.leave()
-    return True
 
 
 def several_groups():
@@ -74,7 +81,6 @@ def several_groups():
         with raises(InvalidArgument):
             EpGroup.for_ranks(wrong)
     dist.barrier()
-    return True
 
 
 def placements():
@@ -115,4 +121,212 @@ def placements():
     out.backward(case.cotangents[rank])
     for name, got, want in zip(("output", "tokens.grad"), (out.detach(), tokens.grad), case.expected(rank)):
         close(name, got, want, case.tolerance())
-    return True
+
+
+def lifetimes():
+    """Closed objects raise errors; layers keep what they need; a group is shared and created again."""
+    W, rank = world()
+    first = group()
+    assert group() is first
+    context = Context(first)
+    case = Case(W, tokens=(8,), seed=80)
+    layer = case.layer(context)
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    del context
+    gc.collect()
+    out.backward(case.cotangents[rank])
+    compare(case, rank, out, tokens, weights, params)
+    out = layer(tokens, ids, weights, params)
+    dist.barrier()
+    first.close()
+    first.close()
+    for action in (lambda: layer(tokens, ids, weights, params), lambda: out.backward(case.cotangents[rank])):
+        with raises(SluiceError, "closed"):
+            action()
+    second = group()
+    assert second is not first and second.alive
+    case.check(case.layer(Context(second)), rank)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, layer):
+        self.layer = layer  # the worker inherits it by fork
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((M,), float(index))
+
+
+def forked_workers():
+    """DataLoader workers start by fork, run, and exit while layers are in use; a child's handles are inert."""
+    W, rank = world()
+    context = Context(group())
+    case = Case(W, tokens=(8,), seed=81)
+    layer = case.layer(context)
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    loader = torch.utils.data.DataLoader(Rows(layer), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    batches = []
+    for batch in loader:
+        batches.append(batch.shape)
+        layer(tokens, ids, weights, params).backward(case.cotangents[rank])
+    out.backward(case.cotangents[rank])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            layer(tokens.detach(), ids, weights.detach(), params)
+        except SluiceError as error:
+            code = 0 if "fork" in str(error) else 2
+        del layer, context
+        gc.collect()
+        EpGroup.for_ranks().close()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+    case.check(layer, rank)
+    assert len(batches) == 4
+
+
+def outstanding_at_exit():
+    """Returns with steps and groups alive: the process must end by itself."""
+    W, rank = world()
+    context = Context(group())
+    case = Case(W, tokens=(8,), seed=82)
+    layer = case.layer(context)
+    tokens, ids, weights, params = case.inputs(rank)
+    global kept_for_exit
+    kept_for_exit = [layer(tokens, ids, weights, params) for _ in range(3)]
+    kept_for_exit.append(kept_for_exit)  # a cycle, for the last collection
+    dist.barrier()
+
+
+def exit_during_pass():
+    """Returns while a daemon thread waits inside the library for a rank that arrives only after this one has ended."""
+    W, rank = world()
+    case = Case(W, tokens=(8,), seed=87)
+    layer = case.layer(context := Context(group()))
+    tokens, ids, weights, params = case.inputs(rank)
+    if rank == 0:
+        threading.Thread(target=lambda: layer(tokens, ids, weights, params), daemon=True).start()
+        while context.calls == 0:
+            time.sleep(0.01)
+        time.sleep(0.5)  # the thread enters the wait
+    else:
+        meeting.until_gone()
+
+
+def torn_down():
+    """The host destroys all process groups first; Sluice's then raise errors, can be closed and created again."""
+    W, rank = world()
+    first = group()
+    case = Case(W, tokens=(8,), seed=88)
+    layer = case.layer(Context(first))
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    dist.barrier()
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), W, is_master=False)  # outlives the group
+    store.add("torn_down", 1)
+    host = dist.distributed_c10d._get_default_store()  # rank 0's holds the server
+    dist.destroy_process_group()
+    assert not first.alive
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), world_size=W, rank=rank)
+    second = group()
+    assert second is not first and second.alive and first.closed
+    with raises(SluiceError):
+        out.backward(case.cotangents[rank])
+    case.check(case.layer(Context(second)), rank)
+    for _ in range(3):  # made again and again: no rank may find an old group's addresses
+        EpGroup.for_ranks(list(range(W))).close()
+    assert group().alive
+    dist.barrier()  # rank 0 holds the store that the others may still be asking
+    return host is not None
+
+
+def impatient_group(seconds):
+    """Returns a group whose passes have this deadline, and whose ranks have more time for the rendezvous."""
+    from sluice.adapters.torch import group as module
+
+    patient, module.join = module.join, lambda ranks, prepare, _: join(ranks, prepare, timedelta(seconds=60))
+    try:
+        return EpGroup.for_ranks(list(range(dist.get_world_size())), timeout=timedelta(seconds=seconds))
+    finally:
+        module.join = patient
+
+
+def evaluates_alone():
+    """Rank 0 evaluates and gives up; then rank 1 calls a training forward."""
+    W, rank = world()
+    case = Case(W, tokens=(8,), seed=85)
+    layer = case.layer(Context(impatient_group(seconds=2)))
+    tokens, ids, weights, params = case.inputs(rank)
+    if rank == 1:
+        meeting.hear("given up", [0])
+    try:
+        with torch.set_grad_enabled(rank == 1):
+            layer(tokens, ids, weights, params)
+        result = None
+    except SluiceError as error:
+        result = type(error).__name__, error.peer, str(error)
+    if rank == 0:
+        meeting.say("given up")
+    meeting.part(range(W))
+    return result
+
+
+def killed_peer():
+    """The last rank is killed after the others have entered their backward. A child of it, like a worker of a data
+    loader, has copies of all its descriptors and continues to run."""
+    W, rank = world()
+    case = Case(W, tokens=(8,), seed=84)
+    layer = case.layer(Context(group()))
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    others = range(W - 1)
+    if rank == W - 1:
+        meeting.hear("going", others)
+        time.sleep(0.5)  # the others are usually waiting by then; the result is the same if not
+        child = os.fork()
+        if child == 0:
+            time.sleep(90)  # unless it is killed before that
+            os._exit(0)
+        meeting.store().set("test/child", str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    meeting.say("going")
+    began = time.monotonic()
+    result = None
+    try:
+        out.backward(case.cotangents[rank])
+    except SluiceError as error:
+        result = type(error).__name__, error.peer, time.monotonic() - began, str(error)
+    if rank == 0:
+        os.kill(int(meeting.store().get("test/child")), signal.SIGKILL)
+    meeting.part(others)
+    return result
+
+
+def interrupted(transport):
+    """Sends Ctrl-C while rank 0 waits for a rank that does not arrive. Returns the seconds until rank 0 stops."""
+    W, rank = world()
+    case = Case(W, tokens=(8,), seed=85)
+    layer = case.layer(Context(EpGroup.for_ranks(range(W), transport=transport)))
+    tokens, ids, weights, params = case.inputs(rank)
+    took, pressed = None, []
+
+    def press():
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if rank == 0:
+        threading.Timer(0.5, press).start()
+        try:
+            layer(tokens, ids, weights, params)
+        except KeyboardInterrupt:
+            took = time.monotonic() - pressed[0]
+        meeting.say("interrupted")
+    meeting.hear("interrupted", [0])  # a peer that ends would end the wait too
+    meeting.part(range(W))
+    return took

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
-A job is "module:function" of this folder, or "path/of/module:function" of another. It is called with its keyword
+A job is a function at the top of a module, or "module:function" of this folder. It is called with its keyword
 arguments and returns something that pickles. Ranks with their own environment import torch themselves. All
 others are forks of a process that has imported torch.
 """
@@ -25,7 +25,7 @@ from fork_server import ForkServer  # noqa: E402
 
 # Imports of every job: torch itself, the imports of its first backward and its checkpoints, and the adapter.
 IMPORTS = [
-    *("torch", "torch.distributed", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"),
+    *("pytest", "torch", "torch.distributed", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"),
     "sluice.adapters.torch",
 ]
 
@@ -51,14 +51,11 @@ class Ended:
         self.code = code
         self.output = output
         self.result = None
-        self.error = None
+        self.error = "it ended before its job did" if code == 0 else None
         if os.path.exists(path):
             with open(path, "rb") as file:
                 good, value = pickle.load(file)
-            if good:
-                self.result = value
-            else:
-                self.error = value
+            self.result, self.error = (value, None) if good else (None, value)
 
 
 class Started:
@@ -97,6 +94,8 @@ def _start(started, world, job, group_timeout=60, extra_environment=None, finali
     environment.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(world))
     environment.update(extra_environment or {})
     server = _fork_server(environment)
+    if callable(job):
+        job = f"{os.path.splitext(job.__code__.co_filename)[0]}:{job.__name__}"
     with open(os.path.join(folder, "job"), "wb") as file:
         pickle.dump((job, group_timeout, finalize, arguments), file)
     with socket.create_server(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares layers in real processes with a plain loop over experts."""
+"""Compares layers in real processes with a plain loop over experts, and sums of 16-bit gradients with f32 sums."""
 
 import concurrent.futures
 import functools
@@ -11,6 +11,7 @@ import ranks
 import torch
 from layer_jobs import CASES
 from sluice import decision_log, errors
+from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeConfig, MoeLayer
 
 SOON = 30  # seconds, on the busiest machine: far below the groups' deadline of 60
 
@@ -81,22 +82,29 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
     assert all(entry["ranks"] == 2 and entry["restore_input"] is None for entry in kept)
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_Autograd_UsersExpectations_Hold(world):
-    ranks.run(world, "autograd_jobs:autograd_manners")
+# By job, which checks and describes a claim: numbers of ranks.
+JOBS = {
+    "autograd_jobs:autograd_manners": (1, 3),
+    "autograd_jobs:hooks_and_checkpoints": (2,),
+    "autograd_jobs:micro_steps": (1, 2),
+    "autograd_jobs:data_parallel": (2,),
+    "autograd_jobs:callback_experts": (1, 2),
+    "autograd_jobs:experts_run_again": (1, 2),
+    "layer_jobs:refusals": (1, 3),
+    "group_jobs:lifetimes": (2,),
+    "group_jobs:forked_workers": (2,),
+    "group_jobs:outstanding_at_exit": (1, 2),
+    "group_jobs:torn_down": (2,),
+    "group_jobs:unequal_groups": (3,),
+    "group_jobs:join_fails": (3,),
+    "group_jobs:several_groups": (4,),
+    "group_jobs:placements": (2,),
+}
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_Gradients_ThatAreThere_AreAddedToInPlace(world):
-    assert ranks.run(world, "accumulate_jobs:micro_steps") == [True] * world
-
-
-def test_Gradients_UnderDdp_AreAddedByAutograd():
-    assert ranks.run(2, "accumulate_jobs:data_parallel") == [True] * 2
-
-
-def test_Checkpointing_BothKindsAndHooks_SameGradients():
-    ranks.run(2, "autograd_jobs:hooks_and_checkpoints")
+@pytest.mark.parametrize("job, world", [(job, world) for job, worlds in JOBS.items() for world in worlds])
+def test_Job_OnSoManyRanks_HoldsWhatItChecks(job, world):
+    ranks.run(world, job, finalize=job.startswith("group_jobs"))
 
 
 def test_Checkpointing_SeveralOutstandingWhileChunksAreTried_EachRepeatsItsOwn():
@@ -111,62 +119,13 @@ def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved():
     assert saved < 0.4 * plain, (plain, saved, inputs)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_CallbackExperts_ModulesOfTheHost_AgreeAndReport(world):
-    ranks.run(world, "callback_jobs:callback_experts")
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_CallbackExperts_RunAgainInBackward_HaveTheBitsOfKeeping(world):
-    assert ranks.run(world, "callback_jobs:experts_run_again") == [True] * world
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_Refusal_WrongInputOnOneRank_IsAnErrorOnAll(world):
-    ranks.run(world, "layer_jobs:refusals")
-
-
-def test_Lifetimes_CloseAndCollect_SayWhatHappened():
-    ranks.run(2, "lifetime_jobs:lifetimes", finalize=True)
-
-
-def test_Fork_DataLoaderWorkers_RunAndExit():
-    assert ranks.run(2, "lifetime_jobs:forked_workers", finalize=True) == [4] * 2
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_Exit_StepsOutstanding_NeitherHangsNorCrashes(world):
-    assert ranks.run(world, "lifetime_jobs:outstanding_at_exit", finalize=True) == [True] * world
-
-
 def test_Exit_AThreadStillWaiting_NeitherHangsNorCrashes():
     # Within the deadline of the ranks, only the exit ends the wait.
-    ended = ranks.run(2, "lifetime_jobs:exit_during_pass", finalize=True, deadline=150, group_timeout=600)
-    assert ended == [True, True]
-
-
-def test_Host_DestroysItsGroups_SluiceIsMadeAgain():
-    assert ranks.run(2, "lifetime_jobs:torn_down", finalize=True) == [True, True]
-
-
-def test_Groups_RanksInUnequalNumbersOfOthers_Join():
-    assert ranks.run(3, "group_jobs:unequal_groups") == [True] * 3
-
-
-def test_Join_OneRankCannotOrDoesNotCome_IsNamed():
-    assert ranks.run(3, "group_jobs:join_fails") == [True] * 3
-
-
-def test_Groups_OfSeveralSizes_WorkSideBySide():
-    assert ranks.run(4, "group_jobs:several_groups") == [True] * 4
-
-
-def test_ReplaceExperts_WrongPlacements_AreNamedAndAnotherIsTaken():
-    assert ranks.run(2, "group_jobs:placements") == [True] * 2
+    ranks.run(2, "group_jobs:exit_during_pass", finalize=True, deadline=150, group_timeout=600)
 
 
 def test_KilledPeer_Backward_IsLostByName():
-    ended = ranks.finish(ranks.start(3, "peer_jobs:killed_peer"))
+    ended = ranks.finish(ranks.start(3, "group_jobs:killed_peer"))
     assert ended[-1].code == -9
     found = [end.result for end in ended[:-1]]
     assert all(result and result[0] == "PeerLost" and result[2] < SOON for result in found), found
@@ -174,7 +133,7 @@ def test_KilledPeer_Backward_IsLostByName():
 
 
 def test_OneRankEvaluates_TheOtherComesLater_BothHearWhy():
-    first, second = ranks.run(2, "peer_jobs:evaluates_alone")
+    first, second = ranks.run(2, "group_jobs:evaluates_alone")
     assert first[:2] == ("TimedOut", 1) and "in evaluation too" in first[2], first
     assert second[:2] == ("PeerLost", 0), second
     assert "rank 1 entered this call after rank 0 had given up" in second[2], second
@@ -184,10 +143,11 @@ def test_OneRankEvaluates_TheOtherComesLater_BothHearWhy():
 
 
 @pytest.mark.alone
-def test_CtrlC_DuringForward_RaisesWithinASecond():
+@pytest.mark.parametrize("transport", ["tcp", "c10d"])
+def test_CtrlC_DuringForward_RaisesWithinASecond(transport):
     best = None  # of three: the machine may be busy
     for _ in range(3):
-        took = ranks.run(2, "peer_jobs:interrupted")[0]
+        took = ranks.run(2, "group_jobs:interrupted", transport=transport)[0]
         assert took is not None and took < SOON
         best = took if best is None else min(best, took)
         if best < 1:
@@ -208,8 +168,6 @@ def test_Trace_ForwardAndBackward_IsPlainData():
 
 def test_Create_DuringAForwardOfItsContext_WaitsForIt():
     """Several threads may run one model, whose layers share a context and are made on first use."""
-    from sluice.adapters.torch import CallbackExperts, Context, MoeConfig, MoeLayer
-
     entered, go = threading.Event(), threading.Event()
 
     class Waits(torch.nn.Linear):
@@ -233,3 +191,56 @@ def test_Create_DuringAForwardOfItsContext_WaitsForIt():
         go.set()
         running.result(SOON)
         assert making.result(SOON).num_local_experts == 1
+
+
+CHUNKS, TOKENS, WIDTH = 32, 128, 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_CallbackGradients_ManyChunks_AreTheF32SumsRoundedOnce(dtype: torch.dtype) -> None:
+    """Compares with the same chunks summed by hand. A running sum in 16 bits would differ."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(WIDTH, WIDTH).to(dtype)
+    tokens, grad = torch.randn(2, TOKENS, WIDTH).to(dtype)
+    layer = MoeLayer(
+        Context(),
+        MoeConfig(model_width=WIDTH, num_experts=1, top_k=1, dtype=dtype, chunks=CHUNKS),
+        experts=CallbackExperts([module]),
+    )
+    ids, weights = torch.zeros(TOKENS, 1, dtype=torch.int64), torch.ones(TOKENS, 1)
+    layer(tokens, ids, weights).backward(grad)
+    parameters = list(module.parameters())
+    parts = [
+        torch.autograd.grad(module(rows), parameters, dy) for rows, dy in zip(tokens.chunk(CHUNKS), grad.chunk(CHUNKS))
+    ]
+    for parameter, gradients in zip(parameters, zip(*parts)):
+        wide, running = gradients[0].float(), gradients[0]
+        for part in gradients[1:]:
+            wide, running = wide + part, running + part
+        assert torch.equal(parameter.grad, wide.to(dtype))
+        assert not torch.equal(running, wide.to(dtype)), "this case would not notice a sum in 16 bits"
+
+
+@pytest.mark.parametrize(
+    "hosts, per_node",
+    [
+        ("aabb", 2),
+        ("aaabbb", 3),
+        ("abcd", 1),
+        ("aaaa", 4),
+        ("aab", 0),  # unequal numbers
+        ("abab", 0),  # not contiguous
+        ("aabbaa", 0),
+        ("a", 1),
+    ],
+)
+def test_RanksPerNode_ByHostNames_IsThatOfEqualRuns(hosts: str, per_node: int) -> None:
+    group = EpGroup.for_ranks()
+    group._host_names = list(hosts)
+    assert group.ranks_per_node() == per_node
+
+
+def test_RanksPerNode_MoreThanTheGroupHas_IsOneNode() -> None:
+    context = Context(None, ContextOptions(gemm="ref", ranks_per_node=8))
+    assert context.alive
+    context.close()

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the builder of the shared object with a compiler that only records its calls."""
+"""Tests the builder of the shared object with a compiler that only records its calls: its output is not loaded.
 
+Its cache loads only files that this user or root could have written, for this platform; an object in a wheel is
+preferred if it fits this release of torch.
+"""
+
+import hashlib
+import json
 import os
 import pathlib
 import stat
@@ -9,8 +15,12 @@ import sys
 import zipfile
 
 import pytest
-from sluice.adapters.torch import build
+import torch
+from sluice import cache_folder, doctor
+from sluice.adapters.torch import build, stamps, tuner
 from sluice.adapters.torch.build import SOURCES
+from sluice.config import TunerOptions
+from sluice.errors import InvalidArgument, NotFound
 
 OTHER_TORCH = "2.11.0"  # of the GPU machines on which integration_tests/gpu will run first
 VENDOR = pathlib.Path(__file__).resolve().parents[3] / ".venv-vendor"
@@ -118,3 +128,317 @@ def test_Sources_WithTheTorchOfAGpuMachine_Compile():
         command = ["g++", *flags, *folders, "-fsyntax-only", os.path.join(build.HERE, name)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr[-3000:]
+
+
+SOMEBODY = 4242  # a user that is not this one
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Returns an empty cache of a package without a shared object of its own, with a compiler that counts."""
+    package = tmp_path / "package"
+    package.mkdir(mode=0o755)
+    for name in build.SOURCES:
+        (package / name).write_text(f"// {name}")
+    include = build.include_dir()
+    monkeypatch.setattr(build, "HERE", str(package))
+    monkeypatch.setattr(build, "include_dir", lambda: include)
+    monkeypatch.setenv("CXX", compiler(tmp_path, pause=0))
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_Ensure_SecondTime_LoadsWhatItMade(cache, tmp_path, capfd):
+    path = build.ensure()
+    assert path.startswith(f"{cache}/") and calls(tmp_path) == ONCE
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    assert "not loaded" not in capfd.readouterr().err
+
+
+def test_Ensure_UnderALooseUmask_LoadsWhatItMade(cache, tmp_path):
+    """Files of users with a umask of 002 or 0 are not treated as files that others could have written."""
+    before = os.umask(0)
+    try:
+        path = build.ensure()
+    finally:
+        os.umask(before)
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    assert not os.stat(path).st_mode & 0o022 and not os.stat(f"{path}.stamp").st_mode & 0o022
+
+
+def _change(path, how):
+    stamp = json.loads(open(f"{path}.stamp").read())
+    if how == "tampered":
+        with open(path, "a") as file:
+            file.write("x")
+    elif how == "link":
+        os.rename(path, f"{path}.real")
+        os.symlink(f"{path}.real", path)
+    elif how == "owner":
+        os.chown(path, SOMEBODY, -1)
+    elif how == "stamp's owner":
+        os.chown(f"{path}.stamp", SOMEBODY, -1)
+    elif how == "mode":
+        os.chmod(path, 0o757)
+    elif how == "no stamp":
+        os.remove(f"{path}.stamp")
+    elif how == "torn stamp":
+        os.truncate(f"{path}.stamp", 20)
+    elif how == "public hash":  # the stamp of earlier versions
+        with open(f"{path}.stamp", "w") as file:
+            file.write(stamp["made_from"])
+    else:
+        with open(f"{path}.stamp", "w") as file:
+            json.dump({**stamp, how: "another"}, file)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("tampered", "not what its stamp says"),
+        ("link", "it is a symbolic link"),
+        pytest.param("owner", "it belongs to user 4242", marks=as_root),
+        pytest.param("stamp's owner", "it belongs to user 4242", marks=as_root),
+        ("mode", "every user can write it"),
+        ("no stamp", ""),
+        ("torn stamp", "it has no valid stamp"),
+        ("public hash", "it has no valid stamp"),
+        ("sha256", "not what its stamp says"),
+        ("machine", "its machine is 'another'"),
+        ("libc", "its libc is 'another'"),
+        ("compiler", "its compiler is 'another', here it is 'stub 1'"),
+        ("torch", "its torch is 'another'"),
+        ("python", "its python is 'another'"),
+        ("made_from", "its made_from is 'another'"),
+    ],
+)
+def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAgainWithAWord(cache, tmp_path, capfd, how, says):
+    path = build.ensure()
+    _change(path, how)
+    capfd.readouterr()
+    assert build.ensure() == path and calls(tmp_path) == 2 * ONCE
+    assert says in capfd.readouterr().err
+    assert build.ensure() == path and calls(tmp_path) == 2 * ONCE
+    assert not os.path.islink(path) and os.stat(path).st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize("which", ["folder", "cache", "parent"])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("group", "its group can write it"),
+        ("all", "every user can write it"),
+        pytest.param("owner", "it belongs to user 4242", marks=as_root),
+    ],
+)
+def test_Ensure_FolderThatOthersCanWrite_IsRefused(cache, tmp_path, monkeypatch, which, how, says):
+    parent = tmp_path / "parent"
+    parent.mkdir(mode=0o755)
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(parent / "cache"))
+    path = build.ensure()
+    folder = {"folder": os.path.dirname(path), "cache": str(parent / "cache"), "parent": str(parent)}[which]
+    if how == "owner":
+        os.chown(folder, SOMEBODY, -1)
+    else:
+        os.chmod(folder, 0o770 if how == "group" else 0o707)
+        os.chown(folder, -1, _group_of_others())
+    with pytest.raises(NotFound, match=says) as refused:
+        build.ensure()
+    assert folder in str(refused.value) and "set SLUICE_CACHE_DIR" in str(refused.value)
+    assert calls(tmp_path) == ONCE
+
+
+def _group_of_others():
+    return 1 if os.geteuid() == 0 else os.getegid()
+
+
+def test_Ensure_StickyParent_IsFineButAStickyFolderIsNot(cache, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(shared))
+    path = build.ensure()
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    os.chmod(os.path.dirname(path), 0o1777)
+    with pytest.raises(NotFound, match="every user can write it"):
+        build.ensure()
+    os.chmod(os.path.dirname(path), 0o700)
+    if os.geteuid() == 0:  # another user's cache matches this user's machine, torch and compiler exactly
+        for planted in (os.path.dirname(path), path, f"{path}.stamp"):
+            os.chown(planted, SOMEBODY, -1)
+        with pytest.raises(NotFound, match=f"{os.path.dirname(path)}: it belongs to user 4242"):
+            build.ensure()
+
+
+def test_Ensure_LinksOnTheWay_AreFollowedUnlessOthersMadeThem(cache, tmp_path, monkeypatch):
+    """~/.cache is a link to another disk in many places."""
+    (tmp_path / "disk").mkdir(mode=0o755)
+    link = tmp_path / "link"
+    link.symlink_to("disk")
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(link / "cache"))
+    path = build.ensure()
+    assert build.ensure() == path and calls(tmp_path) == ONCE
+    os.chmod(tmp_path / "disk", 0o777)  # seen through the link
+    with pytest.raises(NotFound, match="every user can write it"):
+        build.ensure()
+    os.chmod(tmp_path / "disk", 0o755)
+    if os.geteuid() == 0:
+        os.lchown(link, SOMEBODY, -1)
+        with pytest.raises(NotFound, match="it belongs to user 4242"):
+            build.ensure()
+
+
+def test_Ensure_NextToThePackage_IsAsTrustedAsItsOwner(cache, tmp_path, capfd):
+    """The owner of the package could change its Python; a file that others can write is still skipped."""
+    shipped = os.path.join(build.HERE, build.file_name())
+    build.make(shipped)
+    assert build.ensure() == shipped
+    os.chmod(shipped, 0o777)
+    cached = build.ensure()
+    assert cached.startswith(f"{cache}/") and "every user can write it" in capfd.readouterr().err
+    os.chmod(shipped, 0o755)
+    if os.geteuid() == 0:
+        os.chown(shipped, SOMEBODY, -1)
+        assert build.ensure() == cached
+
+
+@as_root
+def test_Ensure_OwnerOfThePackage_IsAsGoodAsThisUserThereAlone(cache, tmp_path, monkeypatch):
+    module = tmp_path / "package" / "build.py"
+    module.write_text("")
+    os.chown(module, SOMEBODY, -1)
+    monkeypatch.setattr(build, "__file__", str(module))
+    cached = build.ensure()
+    os.chown(cached, SOMEBODY, -1)
+    assert build.ensure() == cached and os.stat(cached).st_uid == 0 and calls(tmp_path) == 2 * ONCE
+    shipped = os.path.join(build.HERE, build.file_name())
+    build.make(shipped)
+    os.chown(shipped, SOMEBODY, -1)
+    assert build.ensure() == shipped
+
+
+def test_Doctor_PlaceAndFileThatOthersCanWrite_AreNamedWithAdvice(cache, tmp_path):
+    path = build.ensure()
+    (finding,) = doctor._torch_adapter()
+    assert finding.state == doctor.OK and path in finding.detail
+    os.chmod(path, 0o757)
+    reason, remedy = doctor._torch_adapter()
+    assert reason.state == remedy.state == doctor.NOTE and "every user can write it" in reason.detail
+    cache.chmod(0o707)
+    *_, refused = doctor._torch_adapter()
+    assert refused.state == doctor.BAD and f"chmod go-w {cache}" in refused.advice and calls(tmp_path) == ONCE
+
+
+def test_KeptDecisions_WithoutHome_AreLetGoWithAWord(monkeypatch, capsys):
+    """Training never fails because of decisions."""
+    monkeypatch.delenv("SLUICE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(cache_folder, "default", lambda: None)
+    tuner.keep(None, TunerOptions(decisions=True))
+    assert "no decisions are kept" in (said := capsys.readouterr().err) and "set SLUICE_CACHE_DIR" in said
+
+
+def test_Ensure_OtherCompiler_HasAFolderOfItsOwn(cache, tmp_path, monkeypatch):
+    first = build.ensure()
+    compiler(tmp_path, version="2", pause=0)
+    second = build.ensure()
+    assert os.path.dirname(second) != os.path.dirname(first) and calls(tmp_path) == 2 * ONCE
+    compiler(tmp_path, version="1", pause=0)
+    assert build.ensure() == first and calls(tmp_path) == 2 * ONCE
+    monkeypatch.setenv("CXX", "no-such-compiler")  # a node without a compiler ignores this field
+    assert build.ensure() in (first, second)
+    monkeypatch.setattr(stamps.platform, "machine", lambda: "vax")
+    with pytest.raises(NotFound, match="no C\\+\\+ compiler.*install g\\+\\+"):
+        build.ensure()
+
+
+def test_Ensure_SeveralAtOnce_CompileOnceAndAllLoadIt(cache, tmp_path):
+    compiler(tmp_path)  # a slow one, so that all arrive before it ends
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if os.path.exists(build.ensure()) else 2
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert calls(tmp_path) == ONCE
+
+
+def test_CacheDir_RelativeNames_AreNotTaken(cache, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE_DIR", "cache")
+    with pytest.raises(InvalidArgument, match="'cache'.*absolute"):
+        build.ensure()
+
+
+# ---- objects in a wheel ----------------------------------------------------------------------------------------------
+
+FITTING = {"compiler": "another", "libc": "another", "python": "another"}  # a shipped object need not match these
+
+
+def ship(**changes):
+    """Adds a shipped object, as packaging does."""
+    path = build.shipped_path()
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write("shipped")
+    stamp = {**stamps.for_any_build(build.wanted()), "sha256": hashlib.sha256(b"shipped").hexdigest(), **changes}
+    with open(f"{path}.stamp", "w") as file:
+        json.dump(stamp, file)
+    return path
+
+
+def test_Ensure_ShippedOne_IsTakenBeforeOthersAndNeedsNoCompiler(cache, tmp_path, monkeypatch):
+    build.make(os.path.join(build.HERE, build.file_name()))
+    before = calls(tmp_path)
+    path = ship()
+    assert os.path.basename(path) == f"_torch_{torch.__version__.partition('+')[0].replace('.', '_')}.so"
+    assert build.ensure() == path and calls(tmp_path) == before
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.ensure() == path
+    (finding,) = doctor._torch_adapter()
+    assert finding.detail == f"shipped for this torch: {path}"
+
+
+@pytest.mark.parametrize("local", ["+cpu", "+cu130", ""])
+def test_Ensure_ShippedOne_FitsEveryBuildOfItsRelease(cache, monkeypatch, local):
+    path = ship(**FITTING)
+    monkeypatch.setattr(torch, "__version__", torch.__version__.partition("+")[0] + local)
+    assert build.ensure() == path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"torch": "2.13.0 of other sources"}, "its torch is '2.13.0 of other sources'"),
+        ({"made_from": "another"}, "its made_from is 'another'"),
+        ({"machine": "another"}, "its machine is 'another'"),
+        ({"sha256": "another"}, "not what its stamp says"),
+    ],
+)
+def test_Ensure_ShippedOneThatDoesNotFit_IsPassedOverWithAWord(cache, capfd, changes, says):
+    ship(**changes)
+    assert build.ensure().startswith(f"{cache}/") and says in capfd.readouterr().err
+
+
+def test_Ensure_AnotherRelease_HasNone(cache, monkeypatch):
+    path = ship()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert build.shipped_path() != path and build.ensure().startswith(f"{cache}/")
+
+
+@as_root
+def test_Ensure_ShippedOne_IsAsTrustedAsThePackagesOwner(cache, tmp_path, monkeypatch, capfd):
+    path = ship()
+    os.chown(path, SOMEBODY, -1)
+    assert build.ensure() != path and f"it belongs to user {SOMEBODY}" in capfd.readouterr().err
+    os.chown(f"{path}.stamp", SOMEBODY, -1)
+    module = tmp_path / "package" / "build.py"
+    module.write_text("")
+    os.chown(module, SOMEBODY, -1)
+    monkeypatch.setattr(build, "__file__", str(module))
+    assert build.ensure() == path

@@ -15,7 +15,7 @@ import sluice.optim
 import torch
 import torch.nn.functional as F
 from sluice._library import load
-from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer, Swiglu
+from sluice.adapters.torch import MoeConfig, MoeLayer, Swiglu
 from sluice.adapters.torch.descriptors import Descriptors
 from sluice.adapters.torch.layer_config import ACTIVATIONS
 
@@ -71,13 +71,6 @@ def ends(dtype):
     sizes = [info.max, info.max / 2, 1e4, 200.0, 90.0, 20.0, 11.0, 5.0, 0.75, 1e-3, info.tiny, info.smallest_normal / 4]
     numbers = [0.0, -0.0, INF, -INF, NAN, *sizes, *(-size for size in sizes)]
     return torch.tensor(numbers, dtype=torch.float64).to(dtype)
-
-
-@pytest.fixture(scope="module")
-def context():
-    made = Context(None, ContextOptions(gemm="native"))
-    yield made
-    made.close()
 
 
 def assert_close(mine, wide, dtype, what, is_nan=None, atol=1e-15):

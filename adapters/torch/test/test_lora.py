@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from sluice.adapters.torch import Context, ContextOptions, Lora, MoeConfig, MoeLayer, StackedLayer
+from sluice.adapters.torch import Lora, MoeConfig, MoeLayer, StackedLayer
 from sluice.errors import InvalidArgument
 from torch.utils.checkpoint import checkpoint
 
@@ -21,13 +21,6 @@ def make(context, kind=StackedLayer, **options):
     shape = {"model_width": MODEL, "hidden_width": HIDDEN, "num_experts": EXPERTS, "top_k": TOP_K}
     config = MoeConfig(**shape, activation="silu", gated=True, **{"lora_rank": RANK, **options})
     return kind(context, config, views=views) if kind is StackedLayer else kind(context, config)
-
-
-@pytest.fixture
-def context():
-    made = Context(None, ContextOptions(gemm="native"))
-    yield made
-    made.close()
 
 
 class Model:

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer, PackedLayer
+from sluice.adapters.torch import MoeConfig, MoeLayer, PackedLayer
 from sluice.errors import InvalidArgument
 
 EXPERTS, MODEL, HIDDEN, TOP_K = 3, 16, 12, 2
@@ -37,13 +37,6 @@ def inputs(dtype=torch.float32):
     tokens = torch.randn(20, MODEL, generator=generator).to(dtype).requires_grad_()
     ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(20)]).int()
     return tokens, ids, torch.rand(20, TOP_K, generator=generator).requires_grad_()
-
-
-@pytest.fixture
-def context():
-    made = Context(None, ContextOptions(gemm="native"))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,7 +3,6 @@
 
 import copy
 import os
-from contextlib import contextmanager
 
 import pytest
 import ranks
@@ -266,15 +265,6 @@ def qwen3_moe(batch):
     return model, {"input_ids": words, "labels": words}
 
 
-@contextmanager
-def sluice_options(**options):
-    sluice.configure(**options)
-    try:
-        yield
-    finally:
-        sluice.configure()
-
-
 def contexts_peak(model: nn.Module, given: dict[str, torch.Tensor]) -> int:
     """Returns the peak of the model's own contexts. Other tests of the process may have left contexts."""
     contexts = {id(one): one for layer in layers(model) for one in layer.contexts()}.values()
@@ -311,8 +301,12 @@ def test_PlanModel_MoeLayersOfSluice_StayWithTorchInTenBudgets(qwen3_moe) -> Non
 
 def test_PlanModel_ContextWithABudgetOfItsOwn_IsRefused(qwen3_moe) -> None:
     model, given = qwen3_moe
-    with sluice_options(memory_budget="64MiB"), pytest.raises(Unsupported, match='has a "memory_budget" of its own'):
-        sluice.plan_model(model, "1GiB", given)
+    sluice.configure(memory_budget="64MiB")
+    try:
+        with pytest.raises(Unsupported, match='has a "memory_budget" of its own'):
+            sluice.plan_model(model, "1GiB", given)
+    finally:
+        sluice.configure()
 
 
 def test_PlanModel_ExpertsSharedAmongRanks_GetTheSamePlans() -> None:

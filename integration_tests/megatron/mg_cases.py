@@ -12,18 +12,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cpu_shim
 import mg_models
 import sluice
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from mg_models import parallel_state
 from sluice import megatron as ours
+from sluice.adapters.megatron import offload
 from sluice.adapters.megatron.layer import SluiceMoELayer
-from sluice.errors import SluiceError
 
 
 @contextlib.contextmanager
@@ -71,11 +73,7 @@ def forms_of_specs() -> dict[str, Any]:
         "function": count(later(config)),
         "before": count(block) + count(layer) + count(mlp),
     }
-    try:
-        ours.with_sluice(block.layer_specs[1])
-    except SluiceError as error:
-        counts["dense"] = str(error)
-    return counts
+    return {**counts, "dense": _said(lambda: ours.with_sluice(block.layer_specs[1]))}
 
 
 def under_a_plan(path: str) -> dict[str, Any]:
@@ -92,12 +90,8 @@ def under_a_plan(path: str) -> dict[str, Any]:
 
 def refused_plan(paths: list[str], **options: Any) -> str:
     """Returns the error of a rank for the plan of its path, before anything has run."""
-    path = paths[dist.get_rank() % len(paths)]
-    try:
-        mg_models.model_of(2, "decorated", {"plan": path, **options}, num_layers=3, moe_layer_freq=[1, 0, 1])
-    except SluiceError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    options = {"plan": paths[dist.get_rank() % len(paths)], **options}
+    return _said(lambda: mg_models.model_of(2, "decorated", options, num_layers=3, moe_layer_freq=[1, 0, 1]))
 
 
 def switched_off() -> dict[str, Any]:
@@ -272,12 +266,8 @@ def distributed_checkpoints(folder: str) -> dict[str, Any]:
 
 def one_switched_off() -> str:
     """Sets SLUICE=0 on rank 1 alone: rank 0 does not wait forever."""
-    try:
-        with environment(SLUICE="0") if dist.get_rank() == 1 else contextlib.nullcontext():
-            mg_models.model_of(2, "decorated", {"timeout": 2})
-    except SluiceError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+    with environment(SLUICE="0") if dist.get_rank() == 1 else contextlib.nullcontext():
+        return _said(lambda: mg_models.model_of(2, "decorated", {"timeout": 2}))
 
 
 def resharded(folder: str) -> dict[str, Any]:
@@ -387,3 +377,46 @@ def dies_in_training(where: str) -> dict[str, Any]:
     began = time.monotonic()
     said = _said(lambda: host.train(1))
     return {"said": said, "s": time.monotonic() - began}
+
+
+# ---- Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library ----
+
+
+def _offloading(how: str, options: dict[str, Any], fraction: float) -> mg_models.Host:
+    host = mg_models.Host(2, how, options)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=2e-3,
+        weight_decay=0.01,
+        clip_grad=1.0,
+        optimizer_cpu_offload=True,
+        optimizer_offload_fraction=fraction,
+        use_torch_optimizer_for_cpu_offload=True,
+        overlap_cpu_optimizer_d2h_h2d=True,
+    )
+    with cpu_shim.parameters_on_a_device():
+        host.optimizer = get_megatron_optimizer(config, host.parts)
+    return host
+
+
+def offloaded(fraction: float) -> dict[str, Any]:
+    """Returns losses, norms and parameters of both, the classes in host memory, and the class named in checkpoints."""
+    host = _offloading("stock", {}, fraction)
+    first = host.parameters()
+    stock, wanted = host.train(3), host.parameters()
+    try:
+        mine = _offloading("decorated", {"gemm": "host", "optimizer": True}, fraction)
+        found = mine.train(3)
+    finally:
+        offload.uninstall()
+    hybrids = [each.optimizer for each in getattr(mine.optimizer, "chained_optimizers", [mine.optimizer])]
+    return {
+        "stock": stock,
+        "sluice": found,
+        "gap": mg_models.gaps(wanted, mine.parameters()),
+        "moved": mg_models.gaps(wanted, first),
+        "kinds": sorted({type(each).__name__ for hybrid in hybrids for each in hybrid.cpu_optimizers}),
+        "offloaded": sum(len(hybrid.cpu_optimizers) for hybrid in hybrids),
+        "of": sum(len(group["params"]) for hybrid in hybrids for group in hybrid.param_groups),
+        "named": sorted({hybrid.defaults["cpu_optimizer_cls"].__module__ for hybrid in hybrids}),
+    }

@@ -7,11 +7,10 @@ import mg_models
 import sluice
 import torch
 from megatron.core import dist_checkpointing, parallel_state
-from mg_cases import _state, environment, moe_layers
-from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled, state_bits, ways_of_torch
+from mg_cases import _said, _state, environment, moe_layers
+from shuffles import PROMISES_BITS, bits, said_while_away, shuffled, state_bits, ways_of_torch
 from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.megatron.moving import MARK
-from sluice.errors import InvalidState, SluiceError
 
 OPTIONS = {**PROMISES_BITS, "chunks": 2}
 
@@ -75,11 +74,9 @@ def derived() -> list[dict[str, Any]]:
     return found
 
 
-def moved(ep: int, steps: int, every: int, forget: str = "", **changes: Any) -> list[dict[str, Any]]:
+def moved(ep: int, steps: int, every: int, **changes: Any) -> list[dict[str, Any]]:
     """Returns [unmoved, moved]."""
-    still = _trained(ep, steps, 0, **changes)
-    with forgetting(forget):
-        return [still, _trained(ep, steps, every, **changes)]
+    return [_trained(ep, steps, 0, **changes), _trained(ep, steps, every, **changes)]
 
 
 def _unwrapped(found: dict[str, Any]) -> dict[str, Any]:
@@ -158,13 +155,8 @@ def grouped_stays_at_home_for_checkpoints() -> str:
     """Saves GroupedMLP's checkpoint while its experts are away."""
     host = mg_models.Host(2, "decorated", OPTIONS, moe_grouped_gemm=True, params_dtype="bfloat16")
     shuffle(host, 3)
-    try:
-        host.model.sharded_state_dict(
-            metadata={"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
-        )
-    except InvalidState as error:
-        return str(error)
-    return ""
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    return _said(lambda: host.model.sharded_state_dict(metadata=metadata))
 
 
 def refusals() -> list[str]:
@@ -173,11 +165,7 @@ def refusals() -> list[str]:
 
     def refuse(host: Any, *lists: Any, optimizer: Any = None) -> None:
         layer = moe_layers(host.model)[0]
-        try:
-            sluice.move_experts(layer, *lists, optimizer or host.optimizer)
-            said.append("")
-        except SluiceError as error:
-            said.append(f"{type(error).__name__}: {error}")
+        said.append(_said(lambda: sluice.move_experts(layer, *lists, optimizer or host.optimizer)))
         assert not has_moved(layer._sluice)
 
     host = mg_models.Host(2, "decorated", OPTIONS)
@@ -196,8 +184,4 @@ def refusals() -> list[str]:
     refuse(parts, rank, slot[::-1])
     with environment(SLUICE="0"):
         off = mg_models.Host(2, "decorated")
-    try:
-        sluice.move_experts(moe_layers(off.model)[0], rank, slot)
-    except SluiceError as error:
-        said.append(f"{type(error).__name__}: {error}")
-    return said
+    return [*said, _said(lambda: sluice.move_experts(moe_layers(off.model)[0], rank, slot))]

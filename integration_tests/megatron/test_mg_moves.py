@@ -19,14 +19,10 @@ CASES: dict[str, dict[str, Any]] = {
 DAILY = ("f32", "fused into main_grad")
 
 
-def _differ(answers: list[Any]) -> list[str]:
-    """Returns the differences in bits of two trainings."""
-    return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
-
-
 def _check(answers: list[Any], moves: int) -> None:
-    assert _differ(answers) == []
+    """Checks that two trainings on each rank have the same bits, and that experts moved in the second."""
     for still, moved in answers:
+        assert [name for name in WHAT if still[name] != moved[name]] == []
         assert moved["moves"] >= moves and still["losses"][-1] != still["losses"][0]
 
 
@@ -45,15 +41,6 @@ def test_Move_GroupedExperts_HasTheBitsOfNone(oldest2: MegatronRanks) -> None:
     _check(oldest2.run("mg_moves:moved", ep=2, steps=8, every=2, **case), moves=3)
     for said in oldest2.run("mg_moves:grouped_stays_at_home_for_checkpoints"):
         assert "experts_at_home" in said
-
-
-@pytest.mark.parametrize(
-    ("case", "forget"),
-    [("f32", "state exp_avg"), ("f32", "state step"), ("f32", "main_grad"), ("bf16", " master"), ("bf16", "state exp")],
-)
-def test_Move_ThatForgets_IsSeen(oldest2: MegatronRanks, case: str, forget: str) -> None:
-    answers = oldest2.run("mg_moves:moved", ep=2, steps=8, every=2, forget=forget, **CASES[case])
-    assert "losses" in _differ(answers)
 
 
 def test_Derived_AfterAMove_IsThatOfHome(ranks2: MegatronRanks) -> None:

@@ -96,15 +96,11 @@ CASES_OF_NEWEST: dict[str, dict[str, Any]] = {
 EVERY_DAY = ("gated", "shared experts that overlap", "padded to capacity", "MoE recomputed")
 
 
-def is_of_every_day(release: str, case: str) -> bool:
-    return release == OLDEST or (release in RELEASES and case in EVERY_DAY)
-
-
 @pytest.mark.parametrize(
     "ranks2, case",
     [
-        pytest.param(release, case, marks=() if is_of_every_day(release, case) else pytest.mark.full)
-        for release in (*RELEASES, *BETWEEN)
+        pytest.param(release, case, marks=() if release == OLDEST or case in daily else pytest.mark.full)
+        for release, daily in (*((each, EVERY_DAY) for each in RELEASES), *((each, ()) for each in BETWEEN))
         for case in CASES
     ],
     indirect=["ranks2"],
@@ -193,3 +189,15 @@ def test_TwoRanks_OwnChoiceOfGemmAndChunks_FiveTightSteps(ranks2: MegatronRanks)
         {"gemm": None, "memory_budget": "16MiB"},
     ):
         check_as_stock(ranks2.run("mg_models:train_both", ep=2, steps=5, options=options))
+
+
+@pytest.mark.parametrize("fraction", [1.0, pytest.param(0.5, marks=pytest.mark.full)])
+def test_OffloadedOptimizer_ByTheSpec_TrainsAsTorchsAdamW(ranks2: MegatronRanks, fraction: float) -> None:
+    for found in ranks2.run("mg_cases:offloaded", fraction=fraction):
+        assert found["kinds"] == ["OffloadedAdamW"]
+        assert 0 < found["offloaded"] <= found["of"]
+        assert (found["offloaded"] == found["of"]) == (fraction == 1.0)
+        assert found["named"] == ["torch.optim.adamw"]
+        assert found["sluice"]["losses"] == pytest.approx(found["stock"]["losses"], abs=LOSS)
+        assert found["sluice"]["norms"] == pytest.approx(found["stock"]["norms"], rel=NORM)
+        assert found["gap"] <= WEIGHT < found["moved"] / 10

@@ -11,14 +11,10 @@ from test_tf_parallel import LAYOUTS
 WHAT = ("losses", "parameters", "grads", "optimizer")
 
 
-def _differ(answers: list[Any]) -> list[str]:
-    """Returns the differences in bits of two trainings."""
-    return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
-
-
 def _check(answers: list[Any], moves: int, computed_by: str = "sluice") -> None:
-    assert _differ(answers) == []
+    """Checks that two trainings on each rank have the same bits, and that experts moved in the second."""
     for still, moved in answers:
+        assert [name for name in WHAT if still[name] != moved[name]] == []
         assert moved["moves"] >= moves and moved["computed_by"] == [computed_by], moved
         assert still["losses"][-1] != still["losses"][0] and len(still["optimizer"]) > 0
 
@@ -56,21 +52,6 @@ def test_Move_AdaptersOnExperts_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -> N
     """A, B and their optimizer state move with their experts."""
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True}
     _check(ranks.run("tf_ep_moves:moved", steps=12, every=3, **case), moves=3)
-
-
-# What a faulty adapter would leave behind, the slots that it would not tell the engine, and how it moves.
-FAULTS: list[dict[str, Any]] = [
-    *({"forget": state, "lora": True} for state in ("lora_A.default value", "lora_B.default state exp_avg")),
-    *({"forget": state, "every": 3, "during_steps": True} for state in ("state exp_avg", " grad")),
-    *({"forget": state} for state in ("state exp_avg", " grad")),
-    {"stale": True},
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_Move_WithAFault_IsSeen(ranks: Ranks, saved: Any, fault: dict[str, Any]) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "steps": 8, "every": 2, **fault}
-    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", **case))
 
 
 def test_Move_DuringTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, saved: Any) -> None:

@@ -9,7 +9,7 @@ import sluice
 import torch
 import torch.distributed as dist
 from counted_memory import counted
-from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled, state_bits, ways_of_torch
+from shuffles import PROMISES_BITS, bits, said_while_away, shuffled, state_bits, ways_of_torch
 from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
@@ -113,26 +113,13 @@ def _trained(
 
 
 def moved(
-    path: str,
-    layout: dict[str, int],
-    steps: int,
-    every: int,
-    forget: str = "",
-    during_steps: bool = False,
-    stale: bool = False,
-    **how: Any,
+    path: str, layout: dict[str, int], steps: int, every: int, during_steps: bool = False, **how: Any
 ) -> list[Any]:
-    """Returns the results of [a training without moves, one with moves]. forget: the state of an expert that a faulty
-    adapter would not move. stale: the engine does not learn of a move."""
-    still = _trained(path, layout, steps, 0, **how)
-    replace = adapter.ExpertsState.replace_experts
-    if stale:
-        adapter.ExpertsState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
-    try:
-        with forgetting(forget):
-            return [still, _trained(path, layout, steps, every, during_steps, **how)]
-    finally:
-        adapter.ExpertsState.replace_experts = replace
+    """Returns the results of [a training without moves, one with moves]."""
+    return [
+        _trained(path, layout, steps, 0, **how),
+        _trained(path, layout, steps, every, during_steps, **how),
+    ]
 
 
 def _norm(model: Any) -> float:

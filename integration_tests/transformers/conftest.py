@@ -20,14 +20,21 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-@pytest.fixture
-def one_gemm() -> Iterator[None]:
-    """Fixes the GEMM library for tests that compare bits of two calls: otherwise it may change between the calls."""
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Forgets at the end of each test what it has configured."""
+    yield
     import sluice  # after the switches above are gone
 
-    sluice.configure(gemm="native")
-    yield
     sluice.configure()
+
+
+@pytest.fixture
+def one_gemm() -> None:
+    """Fixes the GEMM library for tests that compare bits of two calls: otherwise it may change between the calls."""
+    import sluice
+
+    sluice.configure(gemm="native")
 
 
 ranks, four_ranks = fixture_of(lambda: TransformersRanks(2)), fixture_of(lambda: TransformersRanks(4))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,19 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 MODEL, HIDDEN, EXPERTS = 37, 29, 6
-CLASS_OF = dict(tf_families.classes())
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _own_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives each test its own context: one that has seen two threads always leaves gradients to autograd. The GEMM
     library is fixed, as tests compare bits of two calls."""
     monkeypatch.setattr(contexts, "_contexts", {})
     monkeypatch.setenv("SLUICE_GEMM", "native")
-    yield
-    sluice.configure()
 
 
 def make(kind: str = "mixtral", model: int = MODEL, hidden: int = HIDDEN, experts: int = EXPERTS) -> torch.nn.Module:
-    return tf_families.make(kind, CLASS_OF[kind], model, hidden, experts)
+    return tf_families.make(kind, model, hidden, experts)
 
 
 def backward(module: torch.nn.Module, given: Rows, call: Callable[..., Any] | None = None, **how: Any) -> torch.Tensor:

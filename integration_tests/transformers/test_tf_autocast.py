@@ -16,12 +16,11 @@ from tf_compare import rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MODEL, HIDDEN, EXPERTS = 37, 29, 64
-CLASS_OF = dict(tf_families.classes())
 KINDS = ("mixtral", "gpt_oss", "nemotron_h")
 
 
 def make(kind: str) -> torch.nn.Module:
-    return tf_families.make(kind, CLASS_OF[kind], MODEL, HIDDEN, EXPERTS)
+    return tf_families.make(kind, MODEL, HIDDEN, EXPERTS)
 
 
 class _Casts(TorchDispatchMode):

@@ -4,7 +4,6 @@
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,17 +20,10 @@ from tf_compare import check, rows
 from torch.nn import functional as F
 
 MODEL, HIDDEN, EXPERTS = 64, 32, 6  # transformers' grouped_mm, which calls any gate, needs multiples of 16 bytes
-CLASS_OF = dict(tf_families.classes())
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    yield
-    sluice.configure()
 
 
 def make(kind: str = "mixtral") -> torch.nn.Module:
-    return tf_families.make(kind, CLASS_OF[kind], MODEL, HIDDEN, EXPERTS)
+    return tf_families.make(kind, MODEL, HIDDEN, EXPERTS)
 
 
 def given(tokens: int = 20) -> tf_compare.Rows:

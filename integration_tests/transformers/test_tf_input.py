@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def make(kind: str = "mixtral") -> torch.nn.Module:
-    return tf_families.make(kind, dict(tf_families.classes())[kind], 16, 8, 4)
+    return tf_families.make(kind, 16, 8, 4)
 
 
 def run(module: torch.nn.Module, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -100,24 +100,18 @@ def test_Rows_ThatDoNotFit_AreRefusedByName() -> None:
             module(tokens, given.ids, weights)
 
 
-@pytest.fixture
-def configured() -> Any:
-    yield sluice.configure
-    sluice.configure()
-
-
-def test_Configure_EachSource_ReachesTheLayer(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_Configure_EachSource_ReachesTheLayer(monkeypatch: pytest.MonkeyPatch) -> None:
     def chunks_of(module: torch.nn.Module) -> int:
         check(module, rows(16, 4, 50, 2))
         return int(sluice.stats(module)["contexts"][0]["last_num_chunks"])
 
     module = make()
     for chunks in (1, 3):
-        configured(chunks=chunks)
+        sluice.configure(chunks=chunks)
         assert chunks_of(module) == chunks
     module.config.sluice = {"chunks": 2, "wgrad_mode": "per_chunk"}
     assert chunks_of(module) == 3
-    configured()
+    sluice.configure()
     assert chunks_of(module) == 2
     monkeypatch.setenv("SLUICE_OPTIONS", '{"chunks": 4}')
     assert chunks_of(make()) == 4
@@ -128,13 +122,13 @@ def test_Configure_EachSource_ReachesTheLayer(configured: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("spare", [1.02, 1.2, 1.4, 1.6, 1.8, 2.0, 2.4])
-def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: Any, spare: float) -> None:
+def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(spare: float) -> None:
     """The first layer's plan leaves memory for the steps of layers that do not exist yet."""
     budget = tf_models.budget(num_layers=6, spare=spare)
-    configured(memory_budget=budget, gemm="ref")
+    sluice.configure(memory_budget=budget, gemm="ref")
     model = tf_models.make("mixtral", num_hidden_layers=6)
     found = tf_models.step(model, tf_models.batch())
-    configured()
+    sluice.configure()
     wanted = tf_models.step(tf_models.make("mixtral", num_hidden_layers=6), tf_models.batch())
     assert max(tf_compare.gaps(found, wanted).values()) < 2e-5
     experts = tf_models.experts_of(model)
@@ -142,12 +136,10 @@ def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: An
     assert all(0 < sluice.stats(module)["contexts"][0]["peak_bytes"] <= budget for module in experts)
 
 
-def test_SwitchedOff_TransformersComputes(
-    configured: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_SwitchedOff_TransformersComputes(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.adapters.transformers.experts._announced", set())  # each kind once in a process
     module = make()
-    configured(enabled=False)
+    sluice.configure(enabled=False)
     check(module, rows(16, 4, 50, 2))
     assert "off" in capfd.readouterr().out
     assert sluice.stats(module)["layers"][0]["computed_by"] == "transformers"
@@ -240,7 +232,7 @@ def test_Compile_BreaksTheGraphAndSaysSo() -> None:
 import os
 os.environ.pop("TORCHDYNAMO_DISABLE", None)
 import torch, torch._dynamo, tf_families, tf_compare
-module = tf_families.make("mixtral", "MixtralExperts", 16, 8, 4)
+module = tf_families.make("mixtral", 16, 8, 4)
 given = tf_compare.rows(16, 4, 5, 2)
 wanted = module(given.tokens, given.ids, given.weights)
 call = lambda x: module(x * 2, given.ids, given.weights) + 1

@@ -7,7 +7,6 @@ Under expert parallelism: test_tf_parallel.py.
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from sluice.errors import SluiceError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 USERS_FILE = "import torch\n"
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    sluice.configure()
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 
 import collections
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sluice
+import tf_compare
 import tf_families
 import torch
 import transformers
@@ -105,21 +105,6 @@ def test_Architecture_OfAConfig_HasTheParametersOfTheModel(kind: str, changes: d
     assert found == built
 
 
-def _saved_bytes(run: Callable[[], Any], parameters: set[int]) -> int:
-    """Returns the bytes that autograd saves, without parameters and Sluice's own buffers."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        run()
-    return sum(kept.values())
-
-
 def test_Finetune_Preview_IsWhatASmallRunTakes() -> None:
     """Counted parts are equal; contexts stay within their plan, whose budget the run has; the bytes that autograd saves
     are estimated."""
@@ -141,8 +126,7 @@ def test_Finetune_Preview_IsWhatASmallRunTakes() -> None:
     optimizer = torch.optim.AdamW(trained)
     ids = torch.randint(1000, (1, 192), generator=torch.Generator().manual_seed(1))
     sluice.stats(model, reset_peak=True)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = _saved_bytes(lambda: adapted(input_ids=ids, labels=ids).loss.backward(), own)
+    kept = tf_compare.saved_bytes(model, lambda: adapted(input_ids=ids, labels=ids).loss.backward())
     optimizer.step()
     assert made.trained == sum(p.numel() for p in trained)
     assert made.bytes["gradients"] == sum(p.grad.numel() * p.grad.element_size() for p in trained)

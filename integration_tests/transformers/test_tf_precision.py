@@ -16,7 +16,6 @@ from sluice.adapters.transformers import precision
 from tf_compare import rows
 
 MODEL, HIDDEN, EXPERTS = 37, 29, 6
-CLASS_OF = dict(tf_families.classes())
 SHORTS = [torch.bfloat16, torch.float16]
 # Half a unit in the last place of 8 and of 11 bits, relative to the value: the error of an output that is rounded once.
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -24,7 +23,7 @@ PRIVACY = "openai_privacy_filter"
 
 
 def make(kind: str, dtype: torch.dtype = torch.float32, biases: float = 1.0) -> torch.nn.Module:
-    module = tf_families.make(kind, CLASS_OF[kind], MODEL, HIDDEN, EXPERTS)
+    module = tf_families.make(kind, MODEL, HIDDEN, EXPERTS)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.endswith("bias"):
@@ -44,7 +43,7 @@ def test_Classes_OfTheRegistry_AreTakenForWhatTheyAre(dtype: torch.dtype, cast: 
     """The test covers every class. The adapter knows no class names: expected values come from the classes' sources."""
     found, biased = set(), set()
     for kind, name in tf_families.classes():
-        module = tf_families.make(kind, name, 16, 8, 4).to(dtype)
+        module = tf_families.make(kind, 16, 8, 4, name).to(dtype)
         found |= {name} if exact(module, cast) else set()
         biased |= {name} if module.has_bias and module.is_transposed else set()  # added to a matmul, not by a Linear
     if cast is not None:

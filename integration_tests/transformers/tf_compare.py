@@ -100,6 +100,22 @@ def check(module: Any, given: Rows, dtype: torch.dtype = torch.float32, call: An
     raise AssertionError(f"too far from the reference: {found}")
 
 
+def saved_bytes(module: Any, call: Callable[[], Any]) -> int:
+    """Returns the bytes that autograd saves during a call, without the module's parameters and Sluice's own buffers."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call()
+    return sum(kept.values())
+
+
 @contextlib.contextmanager
 def implementation(module: Any, name: str) -> Iterator[None]:
     """Sets another implementation for the module inside of the context."""

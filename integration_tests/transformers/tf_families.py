@@ -55,10 +55,13 @@ class TinyConfig(SimpleNamespace):
         raise AttributeError(f"TinyConfig does not know {name}")
 
 
-def make(kind: str, class_name: str, model: int, hidden: int, experts: int, seed: int = 0) -> torch.nn.Module:
-    """Returns a module of the class with small random parameters in f32 and experts_implementation="sluice"."""
+def make(kind: str, model: int, hidden: int, experts: int, class_name: str = "") -> torch.nn.Module:
+    """Returns a module of the class, or of the last one of its kind, with small random parameters in f32 and
+    experts_implementation="sluice"."""
     path = next((Path(transformers.__file__).parent / "models" / kind).glob("modeling_*.py"))
-    cls = getattr(importlib.import_module(f"transformers.models.{kind}.{path.stem}"), class_name)
+    cls = getattr(
+        importlib.import_module(f"transformers.models.{kind}.{path.stem}"), class_name or dict(classes())[kind]
+    )
     config = TinyConfig(
         model=model,
         hidden=hidden,
@@ -66,7 +69,7 @@ def make(kind: str, class_name: str, model: int, hidden: int, experts: int, seed
         act=_ACTIVATIONS.get(kind, "silu"),
         _experts_implementation="sluice",
     )
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     module = cls(config)
     for name, parameter in module.named_parameters():
         scale = 0.3 if "bias" in name or "norm" in name else parameter.shape[-2 if module.is_transposed else -1] ** -0.5

@@ -6,6 +6,11 @@
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
+/* The call refuses `c`, a copy of `good` with a change. */
+#define REFUSES(change, call, status, text) \
+  c = good, change;                         \
+  REFUSED(call, status, text)
+
 TEST(ContextCreate_BadConfig_IsRefused) {
   fixture_t f;
   open_default(&f);
@@ -14,10 +19,8 @@ TEST(ContextCreate_BadConfig_IsRefused) {
   good.gemm = "ref";
   good.allocate = heap_allocate, good.release = heap_release, good.allocate_user = &f.rig.heap;
   REFUSED(sluice_context_create(&good, NULL, NULL), BAD, "out_context is NULL");
-  c = good, c.device_type = 3;
-  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "device_type is 3");
-  c.device_type = SLUICE_DEVICE_CUDA;
-  REFUSED(make_context(&f, &c), SLUICE_E_UNSUPPORTED, "gemm is \"ref\"");
+  REFUSES(c.device_type = 3, make_context(&f, &c), SLUICE_E_UNSUPPORTED, "device_type is 3");
+  REFUSES(c.device_type = SLUICE_DEVICE_CUDA, make_context(&f, &c), SLUICE_E_UNSUPPORTED, "gemm is \"ref\"");
   c.gemm = NULL, c.device_id = -1;
   REFUSED(make_context(&f, &c), BAD, "device_id is -1");
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -27,28 +30,19 @@ TEST(ContextCreate_BadConfig_IsRefused) {
   } else {
     dlclose(driver);
   }
-  c = good, c.device_id = 1;
-  REFUSED(make_context(&f, &c), BAD, "device_id is 1");
-  c = good, c.release = NULL;
-  REFUSED(make_context(&f, &c), BAD, "allocate and release");
-  c = good, c.allocate = NULL;
-  REFUSED(make_context(&f, &c), BAD, "allocate and release");
-  c = good, c.ranks_per_node = 2;
-  REFUSED(make_context(&f, &c), BAD, "ranks_per_node is 2, which does not divide the 1 ranks");
-  c.ranks_per_node = -1;
-  REFUSED(make_context(&f, &c), BAD, "ranks_per_node is -1");
+  REFUSES(c.device_id = 1, make_context(&f, &c), BAD, "device_id is 1");
+  REFUSES(c.release = NULL, make_context(&f, &c), BAD, "allocate and release");
+  REFUSES(c.allocate = NULL, make_context(&f, &c), BAD, "allocate and release");
+  REFUSES(c.ranks_per_node = 2, make_context(&f, &c), BAD, "ranks_per_node is 2, which does not divide the 1 ranks");
+  REFUSES(c.ranks_per_node = -1, make_context(&f, &c), BAD, "ranks_per_node is -1");
   c = good, c.shared_memory_budget = 1000;
   REFUSED(make_context(&f, &c), BAD, "shared_memory_budget is 1000, of which this context's share is 0");
-  c.memory_budget = 1001;
-  REFUSED(make_context(&f, &c), BAD, "share is 1001");
+  REFUSES((c.shared_memory_budget = 1000, c.memory_budget = 1001), make_context(&f, &c), BAD, "share is 1001");
   c.memory_budget = 1000, c.shared_host_memory_budget = 5;
   REFUSED(make_context(&f, &c), BAD, "shared_host_memory_budget is 5, of which this context's share is 0");
-  c = good, c.num_layers = -1;
-  REFUSED(make_context(&f, &c), BAD, "num_layers is -1");
-  c = good, c.gemm = "cleverness";
-  REFUSED(make_context(&f, &c), BAD, "cleverness");
-  c = good, c.gemm = "host";
-  REFUSED(make_context(&f, &c), BAD, "host");
+  REFUSES(c.num_layers = -1, make_context(&f, &c), BAD, "num_layers is -1");
+  REFUSES(c.gemm = "cleverness", make_context(&f, &c), BAD, "cleverness");
+  REFUSES(c.gemm = "host", make_context(&f, &c), BAD, "host");
   c = good, c.gemm = "blas", c.gemm_library = "/nowhere/libblas.so";
   REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "/nowhere/libblas.so");
   c = good, c.gemm = "onednn", c.gemm_library = "/nowhere/libdnnl.so";
@@ -93,9 +87,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   REFUSED(sluice_moe_create(NULL, &good, &moe), BAD, "context is NULL");
   assert_null(moe);
   REFUSED(sluice_moe_create(f.rig.context, &good, NULL), BAD, "out_moe is NULL");
-#define FIELD(member, value, text) \
-  c = good, c.member = (value);    \
-  REFUSED(make_layer(&f, &c), BAD, text)
+#define FIELD(member, value, text) REFUSES(c.member = (value), make_layer(&f, &c), BAD, text)
   FIELD(model_width, 0, "model_width is 0");
   FIELD(model_width, -5, "model_width is -5");
   FIELD(model_width, (int64_t)1 << 40, "model_width is 1099511627776");
@@ -135,8 +127,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   FIELD(swiglu_alpha, 0.0f, "swiglu_alpha is 0");
   FIELD(swiglu_limit, -1.0f, "swiglu_limit -1");
   FIELD(swiglu_offset, (float)NAN, "swiglu_offset nan");
-  c = good, c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU;
-  REFUSED(make_layer(&f, &c), BAD, "swiglu needs a gate");
+  REFUSES((c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU), make_layer(&f, &c), BAD, "swiglu needs a gate");
   FIELD(reuse, 2, "reuse is 2; it must be 0 or 1");
   FIELD(grouping, 3, "layer 3: grouping is 3; known are adaptive (0), off (1) and on (2)");
   FIELD(lora_rank, -1, "lora_rank is -1; it must be in [0, 65535]");
@@ -158,8 +149,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   FIELD(expert_slot, shared, "expert_slot puts experts 1 and 3 into slot 1 of rank 0");
   c = good, c.expert_slot = turned;
   WORKS(make_layer(&f, &c));
-  c = good, c.layer_id = 77, c.top_k = 0;
-  REFUSED(make_layer(&f, &c), BAD, "layer 77");
+  REFUSES((c.layer_id = 77, c.top_k = 0), make_layer(&f, &c), BAD, "layer 77");
 #undef FIELD
   c = good, c.callback_experts = 1, c.hidden_width = 0;
   WORKS(make_layer(&f, &c));
@@ -237,12 +227,9 @@ TEST(CommCreate_BadArguments_AreRefused) {
   REFUSED(sluice_comm_create_local(NULL, &good, &comm), BAD, "group");
   REFUSED(sluice_comm_create_local(group, &good, NULL), BAD, "out_comm");
   REFUSED(sluice_comm_create_local(group, NULL, &comm), BAD, "sluice_comm_config_t");
-  c = good, c.rank = 2;
-  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "rank 2 of world_size 2");
-  c = good, c.rank = -1;
-  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "rank -1");
-  c = good, c.world_size = 0;
-  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "world_size 0");
+  REFUSES(c.rank = 2, sluice_comm_create_local(group, &c, &comm), BAD, "rank 2 of world_size 2");
+  REFUSES(c.rank = -1, sluice_comm_create_local(group, &c, &comm), BAD, "rank -1");
+  REFUSES(c.world_size = 0, sluice_comm_create_local(group, &c, &comm), BAD, "world_size 0");
   c = good, c.world_size = 3;
   REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "world_size is 3 in the config, 2 in the group");
   WORKS(sluice_comm_create_local(group, &good, &comm));

@@ -53,8 +53,7 @@ static void* open_group(int32_t world_size) {
   pthread_mutex_init(&shared->mutex, NULL);
   int failed = sluice_nccl_make_id(&symbols, &shared->id) != SLUICE_OK;
   for (int32_t r = 0; r < world_size && !failed; ++r) {
-    failed = sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
-                                            sluice_process_allocator(), &shared->devices[r]) != SLUICE_OK;
+    failed = sluice_fake_cuda_device(sluice_process_allocator(), &shared->devices[r]) != SLUICE_OK;
   }
   if (!failed) return shared;
   for (int32_t r = 0; r < MAX_RANKS; ++r) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/test/elements.h"
 #include "backend/cts/gpu/gpu_array.h"
 #include "backend/cts/gpu/gpu_parts.h"
 #include "backend/cts/gpu/gpu_rig.h"
@@ -99,7 +100,7 @@ static const char* sum(int32_t dtype) {
   float* wanted = out.host;
   for (int64_t i = 0; i < EACH; ++i) {
     for (int64_t part = 0; part < PARTS; ++part) {
-      const float x = (float)gpu_get(dtype, parts.host, part * STRIDE + i);
+      const float x = (float)get_element(parts.host, part * STRIDE + i, dtype);
       wanted[i] = part == 0 ? x : wanted[i] + x;
     }
   }

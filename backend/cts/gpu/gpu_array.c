@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "backend/base/dtype.h"
+#include "backend/base/test/elements.h"
 #include "backend/cts/gpu/gpu_rig.h"
 #include "backend/device/cuda/cuda_memory.h"
 
@@ -51,24 +51,6 @@ uint32_t gpu_random_bits(void) {
   return (uint32_t)(seed >> 33);
 }
 
-double gpu_get(int32_t dtype, const void* data, int64_t i) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: return (double)((const float*)data)[i];
-    case SLUICE_DTYPE_BF16: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[i]);
-    case SLUICE_DTYPE_F16: return (double)sluice_f16_to_f32(((const uint16_t*)data)[i]);
-    default: return ((const double*)data)[i];
-  }
-}
-
-static void put(int32_t dtype, void* data, int64_t i, double x) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
-    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
-    default: ((double*)data)[i] = x; break;
-  }
-}
-
 static double drawn(void) { return ((double)gpu_random_bits() / 2147483648.0 - 0.5) * 6; }
 
 int64_t gpu_misaligned;
@@ -76,7 +58,7 @@ int64_t gpu_misaligned;
 gpu_array_t gpu_randoms(int32_t dtype, int64_t count) {
   int64_t size = (int64_t)sluice_dtype_bytes(dtype);
   gpu_array_t a = array_at(gpu_misaligned * size, count * size);
-  for (int64_t i = 0; i < count; ++i) put(dtype, a.host, i, drawn());
+  for (int64_t i = 0; i < count; ++i) set_element(a.host, i, dtype, drawn());
   gpu_send(&a);
   return a;
 }
@@ -85,7 +67,7 @@ const char* gpu_differs(const gpu_array_t* a, int32_t dtype, double relative, do
   static char text[160];
   gpu_fetch(a);
   for (int64_t i = 0; i < a->bytes / (int64_t)sluice_dtype_bytes(dtype); ++i) {
-    double want = gpu_get(dtype, a->host, i), got = gpu_get(dtype, a->back, i);
+    double want = get_element(a->host, i, dtype), got = get_element(a->back, i, dtype);
     if (want == got || (isnan(want) && isnan(got))) continue;
     if (fabs(want - got) <= relative * fabs(want) + absolute) continue;
     snprintf(text, sizeof text, "%s element %lld is %.9g, want %.9g", sluice_dtype_name(dtype), (long long)i, got,
@@ -98,7 +80,7 @@ const char* gpu_differs(const gpu_array_t* a, int32_t dtype, double relative, do
 gpu_array_t gpu_repeated(int32_t dtype, int64_t count) {
   gpu_array_t a = gpu_array(count * (int64_t)sluice_dtype_bytes(dtype));
   int64_t first = count < MOST_DRAWN ? count : MOST_DRAWN, done = first * (int64_t)sluice_dtype_bytes(dtype);
-  for (int64_t i = 0; i < first; ++i) put(dtype, a.host, i, drawn());
+  for (int64_t i = 0; i < first; ++i) set_element(a.host, i, dtype, drawn());
   if (sluice_cuda_copy(gpu_rig.device, NULL, a.there, a.host, (uint64_t)done) != SLUICE_OK) gpu_die("copy");
   for (int64_t more; done < a.bytes; done += more) {
     more = a.bytes - done < done ? a.bytes - done : done;

@@ -32,7 +32,6 @@ void gpu_send(const gpu_array_t* a);
 void gpu_fetch(const gpu_array_t* a);
 
 uint32_t gpu_random_bits(void);
-double gpu_get(int32_t dtype, const void* data, int64_t i);
 
 /* NULL, or the place where the device's result differs from the plain one by more than relative * |x| + absolute. */
 const char* gpu_differs(const gpu_array_t* a, int32_t dtype, double relative, double absolute);

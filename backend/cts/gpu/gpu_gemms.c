@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/dtype.h"
+#include "backend/base/test/elements.h"
 #include "backend/cts/gpu/gpu_array.h"
 #include "backend/cts/gpu/gpu_graphs.h"
 #include "backend/cts/gpu/gpu_parts.h"
@@ -92,15 +92,16 @@ static const char* problems(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c,
   double last = dtype_c == SLUICE_DTYPE_BF16 ? 0x1p-8 : (dtype_c == SLUICE_DTYPE_F16 ? 0x1p-11 : unit);
   for (int64_t at = 0; at < count * M * N && problem == NULL; ++at) {
     int64_t i = at / (M * N), row = at / N % M, col = at % N;
-    double sum = gpu_get(dtype_c, c.host, at), size = fabs(sum);
+    double sum = get_element(c.host, at, dtype_c), size = fabs(sum);
     for (int64_t k = 0; k < K && list[i].m > 0; ++k) {
-      double x = gpu_get(dtype, a.host, i * M * K + row * K + k) *
-                 gpu_get(dtype, b.host, i * K * N + (trans ? col * K + k : k * N + col));
+      double x = get_element(a.host, i * M * K + row * K + k, dtype) *
+                 get_element(b.host, i * K * N + (trans ? col * K + k : k * N + col), dtype);
       sum += x;
       size += fabs(x);
     }
-    if (fabs(gpu_get(dtype_c, c.back, at) - sum) <= (K + 2) * unit * size + last * fabs(sum)) continue;
-    snprintf(text, sizeof text, "element %lld is %.9g, want %.9g", (long long)at, gpu_get(dtype_c, c.back, at), sum);
+    if (fabs(get_element(c.back, at, dtype_c) - sum) <= (K + 2) * unit * size + last * fabs(sum)) continue;
+    snprintf(text, sizeof text, "element %lld is %.9g, want %.9g", (long long)at, get_element(c.back, at, dtype_c),
+             sum);
     problem = text;
   }
   gpu_drop(&a), gpu_drop(&b), gpu_drop(&c);

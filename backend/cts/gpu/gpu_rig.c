@@ -14,8 +14,7 @@ gpu_rig_t gpu_rig;
 static sluice_status_t open_device(void) {
 #ifdef SLUICE_GPU_SUITE_FAKE
   sluice_fake_cuda_reset();
-  return sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
-                                        sluice_process_allocator(), &gpu_rig.device);
+  return sluice_fake_cuda_device(sluice_process_allocator(), &gpu_rig.device);
 #else
   return sluice_cuda_device_create(0, sluice_process_allocator(), &gpu_rig.device);
 #endif

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "backend/base/dtype.h"
+#include "backend/base/test/elements.h"
 #include "third_party/bazel/test.h"
 
 enum { GUARD = 80 };
@@ -17,24 +17,6 @@ static inline uint32_t random_bits(void) {
   return (uint32_t)(seed >> 33);
 }
 static inline double random_real(void) { return ((double)random_bits() / 2147483648.0 - 0.5) * 6; }
-
-static inline double get(int32_t dtype, const void* data, int64_t i) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: return (double)((const float*)data)[i];
-    case SLUICE_DTYPE_BF16: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[i]);
-    case SLUICE_DTYPE_F16: return (double)sluice_f16_to_f32(((const uint16_t*)data)[i]);
-    default: return ((const double*)data)[i];
-  }
-}
-
-static inline void put(int32_t dtype, void* data, int64_t i, double x) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
-    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
-    default: ((double*)data)[i] = x; break;
-  }
-}
 
 /* 1: new buffers start one element after a boundary of 64 bytes; 0: at the boundary. A guard follows the elements. */
 static int shift;
@@ -51,13 +33,13 @@ static inline buffer_t buffer(int32_t dtype, int64_t count) {
   buffer_t b = {.dtype = dtype, .count = count};
   assert_int_equal(posix_memalign(&b.block, 64, (size_t)(count + GUARD + 1) * bytes), 0);
   b.data = (char*)b.block + (shift ? bytes : 0);
-  for (int64_t i = 0; i < count + GUARD; ++i) put(dtype, b.data, i, NAN);
+  for (int64_t i = 0; i < count + GUARD; ++i) set_element(b.data, i, dtype, NAN);
   return b;
 }
 
 static inline buffer_t random_buffer(int32_t dtype, int64_t count) {
   buffer_t b = buffer(dtype, count);
-  for (int64_t i = 0; i < count; ++i) put(dtype, b.data, i, random_real());
+  for (int64_t i = 0; i < count; ++i) set_element(b.data, i, dtype, random_real());
   return b;
 }
 
@@ -68,7 +50,7 @@ static inline buffer_t copy_of(const buffer_t* a) {
 }
 
 static inline void release(buffer_t* b) {
-  for (int64_t i = 0; i < GUARD; ++i) assert_true(isnan(get(b->dtype, b->data, b->count + i)));
+  for (int64_t i = 0; i < GUARD; ++i) assert_true(isnan(get_element(b->data, b->count + i, b->dtype)));
   free(b->block);
 }
 
@@ -76,7 +58,7 @@ static inline int same(double x, double y) { return x == y || (isnan(x) && isnan
 
 static inline void assert_same(const buffer_t* want, const buffer_t* got, const char* what) {
   for (int64_t i = 0; i < want->count; ++i) {
-    double x = get(want->dtype, want->data, i), y = get(got->dtype, got->data, i);
+    double x = get_element(want->data, i, want->dtype), y = get_element(got->data, i, got->dtype);
     if (!same(x, y)) {
       fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(want->dtype), (long long)i, y, x);
     }

@@ -22,8 +22,8 @@ static void gather_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t 
     kernels->gather_rows(NULL, dtype, rows, width, src.data, stride, index, got.data);
     for (int64_t i = 0; i < rows * width; ++i) {
       int64_t row = index[i / width];
-      double expected = row < 0 ? 0 : get(dtype, src.data, row * stride + i % width);
-      assert_true(same(get(dtype, want.data, i), expected));
+      double expected = row < 0 ? 0 : get_element(src.data, row * stride + i % width, dtype);
+      assert_true(same(get_element(want.data, i, dtype), expected));
     }
     assert_same(&want, &got, "gather_rows");
     release(&src), release(&want), release(&got);
@@ -43,8 +43,8 @@ static void move_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
   kernels->move_rows(NULL, row_bytes, runs, num_runs, src.data, got.data);
   for (int64_t r = 0; r < num_runs; ++r) {
     for (int64_t i = 0; i < runs[r].rows * width; ++i) {
-      assert_true(get(dtype, want.data, runs[r].dst_row * width + i) ==
-                  get(dtype, src.data, runs[r].src_row * width + i));
+      assert_true(get_element(want.data, runs[r].dst_row * width + i, dtype) ==
+                  get_element(src.data, runs[r].src_row * width + i, dtype));
     }
   }
   assert_same(&want, &got, "move_rows");
@@ -58,7 +58,7 @@ static void combine_into(const sluice_kernels_t* kernels, int32_t dtype, int64_t
   int32_t position[MOST];
   float scale[MOST], major[MOST];
   buffer_t in = random_buffer(dtype, ROWS_IN * width);
-  for (int64_t j = 0; j < width; ++j) put(dtype, in.data, j, NAN); /* row 0 is never read */
+  for (int64_t j = 0; j < width; ++j) set_element(in.data, j, dtype, NAN); /* row 0 is never read */
   for (int64_t i = 0; i < rows * top_k; ++i) {
     position[i] = random_bits() % 4 == 0 ? -1 : (int32_t)(1 + random_bits() % (ROWS_IN - 1));
     scale[i] = position[i] < 0 ? NAN : (float)random_real();
@@ -76,7 +76,7 @@ static void combine_into(const sluice_kernels_t* kernels, int32_t dtype, int64_t
     assert_same(&want, &got, "combine_rows");
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < width + gap; ++j) {
-        double x = get(dtype, got.data, i * (width + gap) + j);
+        double x = get_element(got.data, i * (width + gap) + j, dtype);
         assert_int_equal(j >= width, isnan(x) != 0); /* -1 contributes no NaN, and padding between rows is unchanged */
         if (i == 1 && j < width) assert_true(x == 0);
       }
@@ -136,7 +136,7 @@ static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t row
       /* 32 partial sums of w/32 terms each: error below (w/32 + 6) * 2^-24 of the sum of magnitudes. */
       double sum = 0, sizes = 0;
       for (int64_t j = 0; j < width; ++j) {
-        double problem = get(dtype, a.data, i * width + j) * get(dtype, b.data, i * stride + j);
+        double problem = get_element(a.data, i * width + j, dtype) * get_element(b.data, i * stride + j, dtype);
         sum += problem, sizes += fabs(problem);
       }
       assert_true(fabs((double)((float*)got.data)[i] - sum) <= sizes * ((double)width / 32 + 6) * 0x1p-24);

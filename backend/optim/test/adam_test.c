@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/test/fake_pool.h"
 #include "backend/optim/adam_step.h"
 #include "third_party/bazel/test.h"
 
@@ -43,6 +44,13 @@ static memory_t memory_of(int64_t count, int32_t dtype, uint64_t seed) {
 }
 
 static void release(memory_t* a) { free(a->p), free(a->m), free(a->v), free(a->g), free(a->half_g), free(a->half_p); }
+
+static void expect_same(const memory_t* a, const memory_t* b) {
+  assert_memory_equal(a->p, b->p, COUNT * 4);
+  assert_memory_equal(a->m, b->m, COUNT * 4);
+  assert_memory_equal(a->v, b->v, COUNT * 4);
+  assert_memory_equal(a->half_p, b->half_p, COUNT * 2);
+}
 
 static sluice_adam_tensor_t tensor_of(const memory_t* a, int64_t count, int32_t dtype, int64_t step) {
   const int is_half = dtype != SLUICE_DTYPE_F32;
@@ -206,10 +214,7 @@ static void expect_plain_bits(sluice_adam_arithmetic_t how) {
         const sluice_adam_scan_t z = sets[s][how].look(b.grad, dtypes[d], first, count);
         assert_memory_equal(&x.largest, &z.largest, sizeof x.largest);
       }
-      assert_memory_equal(plain.p, wide.p, COUNT * 4);
-      assert_memory_equal(plain.m, wide.m, COUNT * 4);
-      assert_memory_equal(plain.v, wide.v, COUNT * 4);
-      assert_memory_equal(plain.half_p, wide.half_p, COUNT * 2);
+      expect_same(&plain, &wide);
       release(&plain), release(&wide);
     }
   }
@@ -356,13 +361,6 @@ TEST(Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem) {
 
 /* ---- norms, threads ---- */
 
-static void expect_same(const memory_t* a, const memory_t* b) {
-  assert_memory_equal(a->p, b->p, COUNT * 4);
-  assert_memory_equal(a->m, b->m, COUNT * 4);
-  assert_memory_equal(a->v, b->v, COUNT * 4);
-  assert_memory_equal(a->half_p, b->half_p, COUNT * 2);
-}
-
 TEST(Step_ThatClips_IsThatOfGradientsScaledDown) {
   memory_t clipped = memory_of(COUNT, SLUICE_DTYPE_F32, 6), before = memory_of(COUNT, SLUICE_DTYPE_F32, 6);
   double squares = 0.0;
@@ -386,26 +384,12 @@ TEST(Step_ThatClips_IsThatOfGradientsScaledDown) {
   release(&clipped), release(&before);
 }
 
-/* A pool that runs its threads one after another, the last first. */
-static int fake_threads, fake_index;
-static void fake_parallel(void (*fn)(void* data), void* data, unsigned num_threads, unsigned flags) {
-  (void)flags;
-  fake_threads = (int)num_threads;
-  for (fake_index = fake_threads - 1; fake_index >= 0; --fake_index) fn(data);
-}
-static int wanted_threads;
-static int fake_max(void) { return wanted_threads; }
-static int fake_count(void) { return fake_threads; }
-static int fake_num(void) { return fake_index; }
-static int fake_in_parallel(void) { return 0; }
-
 TEST(Step_WithAnyNumberOfThreads_HasTheSameBits) {
-  const sluice_threads_t pool = {fake_parallel, fake_max, fake_count, fake_num, fake_in_parallel};
   memory_t single = memory_of(COUNT, SLUICE_DTYPE_F16, 4);
   double norm = 0.0;
-  for (wanted_threads = 1; wanted_threads <= 4; ++wanted_threads) {
+  for (pool_max = 1; pool_max <= 4; ++pool_max) {
     memory_t a = memory_of(COUNT, SLUICE_DTYPE_F16, 4);
-    memory_t* at = wanted_threads == 1 ? &single : &a;
+    memory_t* at = pool_max == 1 ? &single : &a;
     /* Two tensors of one group; the second starts in the middle of a vector. */
     sluice_adam_tensor_t tensors[] = {tensor_of(at, 40001, SLUICE_DTYPE_F16, 2),
                                       tensor_of(at, COUNT - 40001, SLUICE_DTYPE_F16, 2)};
@@ -415,13 +399,13 @@ TEST(Step_WithAnyNumberOfThreads_HasTheSameBits) {
     const sluice_adam_group_t group = {adamw, tensors, 2};
     sluice_adam_step_t step = step_of(&group, 1);
     step.kernels = sluice_adam_dispatch();
-    step.threads = &pool;
+    step.threads = &fake_pool;
     step.max_norm = 0.01;
     sluice_adam_outcome_t outcome;
     assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
-    if (wanted_threads == 1) norm = outcome.norm;
+    if (pool_max == 1) norm = outcome.norm;
     assert_memory_equal(&norm, &outcome.norm, sizeof norm);
-    if (wanted_threads > 1) assert_int_equal(fake_threads, wanted_threads);
+    if (pool_max > 1) assert_int_equal(pool_asked, pool_max);
     expect_same(&single, at);
     release(&a);
   }

@@ -44,11 +44,16 @@ static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const
   return sluice_nccl_comm_create(&options, &config, &r->comm);
 }
 
-/* All ranks, with an id of their own. */
-static void create_all(uint64_t timeout_ns) {
+static sluice_nccl_id_t new_id(void) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  return id;
+}
+
+/* All ranks, with an id of their own. */
+static void create_all(uint64_t timeout_ns) {
+  const sluice_nccl_id_t id = new_id();
   for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, timeout_ns), SLUICE_OK);
 }
 
@@ -63,8 +68,7 @@ static int set_up(void** state) {
   sluice_fake_nccl_set_version(22809);
   for (int i = 0; i < W; ++i) {
     rank_t* r = &ranks[i];
-    if (sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
-                                       sluice_process_allocator(), &r->device) != SLUICE_OK) {
+    if (sluice_fake_cuda_device(sluice_process_allocator(), &r->device) != SLUICE_OK) {
       return -1;
     }
     sluice_cuda_allocator_init(r->device, &r->memory);
@@ -297,8 +301,7 @@ static void* hosts[W];
 /* Creates the host's communicators: non-blocking, and started. */
 static void open_hosts(void) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  const sluice_nccl_id_t id = new_id();
   for (int i = 0; i < W; ++i) {
     sluice_nccl_config_t config = sluice_nccl_config(0);
     assert_int_equal(symbols.ncclCommInitRankConfig(&hosts[i], W, id, i, &config), SLUICE_NCCL_IN_PROGRESS);
@@ -413,10 +416,8 @@ TEST(Create_MaxCtas_ReachesNcclOrIsRefused) {
     int wanted; /* 0: refused */
   } cases[] = {
       {NULL, SLUICE_NCCL_UNDEFINED}, {"", SLUICE_NCCL_UNDEFINED}, {"8", 8}, {"0", 0}, {"65", 0}, {"8 CTAs", 0}};
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    sluice_nccl_id_t id;
-    assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+    const sluice_nccl_id_t id = new_id();
     unsetenv("SLUICE_NCCL_MAX_CTAS");
     if (cases[i].text != NULL) setenv("SLUICE_NCCL_MAX_CTAS", cases[i].text, 1);
     const sluice_status_t status = create(&ranks[0], 0, 1, &id, NULL, 0, 0);
@@ -430,9 +431,7 @@ TEST(Create_MaxCtas_ReachesNcclOrIsRefused) {
 
 /* A rank never creates its communicator: the first exchange of another rank times out, and everything is released. */
 TEST(Enqueue_RankNeverCreated_TimesOutAndIsBroken) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  const sluice_nccl_id_t id = new_id();
   assert_int_equal(create(&ranks[0], 0, W, &id, NULL, 0, 50000000), SLUICE_OK);
   REFUSED(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT, "the start of the group");
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT); /* the communicator stays broken */
@@ -544,8 +543,7 @@ TEST(FakeNccl_GroupsInDifferentOrders_WaitForEachOtherInOneQueue) {
     char data[2][2], why[400];
     sluice_fake_cuda_set_queues(queues);
     for (int c = 0; c < 2; ++c) {
-      sluice_nccl_id_t id;
-      assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+      const sluice_nccl_id_t id = new_id();
       for (int r = 0; r < 2; ++r) {
         sluice_nccl_config_t config = sluice_nccl_config(0);
         assert_int_equal(symbols.ncclCommInitRankConfig(&comms[c][r], 2, id, r, &config), SLUICE_NCCL_IN_PROGRESS);

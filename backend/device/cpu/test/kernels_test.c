@@ -84,7 +84,7 @@ static int close_enough(int32_t dtype, double got, double want, double size) {
 
 static void assert_close(const buffer_t* want, const buffer_t* got, double roundings, double slack, const char* what) {
   for (int64_t i = 0; i < want->count; ++i) {
-    double x = get(want->dtype, want->data, i), y = get(got->dtype, got->data, i);
+    double x = get_element(want->data, i, want->dtype), y = get_element(got->data, i, got->dtype);
     if (!close_enough(want->dtype, y, x, roundings * fmax(fabs(x), slack))) {
       fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(want->dtype), (long long)i, y, x);
     }
@@ -95,7 +95,7 @@ static void assert_close(const buffer_t* want, const buffer_t* got, double round
 static void sprinkle(buffer_t* b) {
   static const double edges[] = {0, -0.0, INFINITY, -INFINITY, NAN, -0.7517916, 60000, -60000, -20, 1e-7};
   if (b->count < 40) return;
-  for (int i = 0; i < 10; ++i) put(b->dtype, b->data, (int64_t)(random_bits() % (uint32_t)b->count), edges[i]);
+  for (int i = 0; i < 10; ++i) set_element(b->data, (int64_t)(random_bits() % (uint32_t)b->count), b->dtype, edges[i]);
 }
 
 static const sluice_unit_t OTHERS[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
@@ -198,7 +198,7 @@ TEST(Backward_EveryUnit_CloseToPlain) { sweep_over(backward_case, 1); }
 static float sum_of_products(int32_t dtype, int64_t width, int64_t first, const void* a, const void* b) {
   float partial[256] = {0};
   for (int64_t h = 0; h < width; ++h) {
-    const float product = (float)get(dtype, a, first + h) * (float)get(dtype, b, first + h);
+    const float product = (float)get_element(a, first + h, dtype) * (float)get_element(b, first + h, dtype);
     partial[h % 256] += product;
   }
   for (int half = 128; half > 0; half /= 2) {

@@ -4,24 +4,11 @@
  * them. */
 #include <pthread.h>
 
+#include "backend/base/test/fake_pool.h"
 #include "backend/device/cpu/kernels_threads.h"
 #include "backend/device/test/kernel_buffers.h"
 
 enum { ROWS = 301, WIDTH = 1030, K = 2 };
-
-/* A pool that runs its threads sequentially, the last first, as many as requested or fewer. */
-static int pool_max = 1, pool_fewer, pool_given, pool_index, pool_inside, pool_asked;
-static int fake_max(void) { return pool_max; }
-static int fake_given(void) { return pool_given; }
-static int fake_index(void) { return pool_index; }
-static int fake_inside(void) { return pool_inside; }
-static void fake_parallel(void (*fn)(void* data), void* data, unsigned threads, unsigned flags) {
-  assert_int_equal(flags, 0);
-  pool_asked = (int)threads;
-  pool_given = pool_fewer ? (int)threads - 1 : (int)threads;
-  for (pool_index = pool_given - 1; pool_index >= 0; --pool_index) fn(data);
-}
-static const sluice_threads_t fake_pool = {fake_parallel, fake_max, fake_given, fake_index, fake_inside};
 
 static const sluice_kernels_t *plain, *over;
 

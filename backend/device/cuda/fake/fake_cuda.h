@@ -23,6 +23,10 @@ void sluice_fake_cuda_reset(void);
 const sluice_cuda_driver_t* sluice_fake_cuda_driver(void);
 /* Returns an image that the fake accepts: its kernels are linked in. */
 sluice_cuda_image_t sluice_fake_cuda_image(void);
+/* Creates device 0 of the driver. */
+static inline sluice_status_t sluice_fake_cuda_device(sluice_allocator_t* allocator, sluice_device_t** out_device) {
+  return sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0, allocator, out_device);
+}
 
 /* The call with this number, counted from now, fails with `code` and has no effect, except that destroy and free calls
  * still release. < 0: none. Calls for error texts are not counted. */

@@ -128,12 +128,14 @@ static void spread_scalars(moment_t at, const sluice_spread_scalars_args_t* a) {
   }
 }
 
+static void reads_ids(moment_t at, const void* ids, int64_t bytes, int64_t num_routes, int64_t top_k, int64_t t,
+                      int64_t k) {
+  for (int64_t r = 0; r < num_routes; ++r) reads(at, plus(ids, (r / top_k * t + r % top_k * k) * bytes), bytes);
+}
+
 /* The four kernels of a routing run in sequence on one stream: the union of their writes is recorded for each. */
 static void route(moment_t at, const sluice_route_args_t* a) {
-  for (int64_t r = 0; r < a->num_routes; ++r) {
-    reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
-          a->ids_64 ? 8 : 4);
-  }
+  reads_ids(at, a->ids, a->ids_64 ? 8 : 4, a->num_routes, a->top_k, a->ids_t, a->ids_k);
   if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
   writes(at, a->tile_counts, sluice_ceil_div(a->num_routes, SLUICE_CUDA_ROUTE_TILE) * (a->num_experts + 1) * 4);
   writes(at, a->counts, a->num_experts * 4);
@@ -147,20 +149,14 @@ static void route(moment_t at, const sluice_route_args_t* a) {
 }
 
 static void route_blocks(moment_t at, const sluice_block_args_t* a) {
-  for (int64_t r = 0; r < a->num_tokens * a->top_k; ++r) {
-    reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
-          a->ids_64 ? 8 : 4);
-  }
+  reads_ids(at, a->ids, a->ids_64 ? 8 : 4, a->num_tokens * a->top_k, a->top_k, a->ids_t, a->ids_k);
   if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
   writes(at, a->counts, a->units * (a->num_experts + 1) * 4);
 }
 
 static void token_copies(moment_t at, const sluice_token_copy_args_t* a, const char* name) {
   if (strcmp(name, "token_copy_ranks") == 0) {
-    for (int64_t r = 0; r < a->num_routes; ++r) {
-      reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
-            a->ids_64 ? 8 : 4);
-    }
+    reads_ids(at, a->ids, a->ids_64 ? 8 : 4, a->num_routes, a->top_k, a->ids_t, a->ids_k);
     if (a->slot_of != NULL) reads(at, a->slot_of, a->num_experts * 4);
     writes(at, a->rank, a->num_routes * 4);
     writes(at, a->first, a->num_routes * 4);

@@ -25,8 +25,7 @@ static int set_up(void** state) {
   sluice_fake_cuda_reset();
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   ref = sluice_cpu_kernels_ref();
-  if (sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0, &allocator, &device) !=
-      0) {
+  if (sluice_fake_cuda_device(&allocator, &device) != 0) {
     return -1;
   }
   cuda = device->kernels;
@@ -108,7 +107,7 @@ static int close_enough(int32_t dtype, double want, double got, double size, dou
 
 static void assert_close(const buffer_t* want, const buffer_t* got, double size, double roundings, const char* what) {
   for (int64_t i = 0; i < want->count; ++i) {
-    double x = get(want->dtype, want->data, i), y = get(got->dtype, got->data, i);
+    double x = get_element(want->data, i, want->dtype), y = get_element(got->data, i, got->dtype);
     if (!close_enough(want->dtype, x, y, size, roundings)) {
       fail_msg("%s, %s: element %lld is %.9g, want %.9g", what, sluice_dtype_name(want->dtype), (long long)i, y, x);
     }
@@ -128,11 +127,11 @@ TEST(Units_AtTheEndsOfTheRange_Close) {
       buffer_t pre = buffer(dtype, WIDTH * (is_gated + 1)), dact = buffer(dtype, WIDTH), want = buffer(dtype, WIDTH),
                weight = buffer(SLUICE_DTYPE_F32, 1), want_dw = buffer(SLUICE_DTYPE_F32, 1);
       for (int k = 0; k < WIDTH; ++k) {
-        put(dtype, pre.data, k, k % 2 ? ends[k / 2] : -ends[k / 2]); /* infinite in f16 above its range */
-        if (is_gated) put(dtype, pre.data, WIDTH + k, 1);
-        put(dtype, dact.data, k, 1);
+        set_element(pre.data, k, dtype, k % 2 ? ends[k / 2] : -ends[k / 2]); /* infinite in f16 above its range */
+        if (is_gated) set_element(pre.data, WIDTH + k, dtype, 1);
+        set_element(dact.data, k, dtype, 1);
       }
-      put(SLUICE_DTYPE_F32, weight.data, 0, 1);
+      set_element(weight.data, 0, SLUICE_DTYPE_F32, 1);
       buffer_t got = copy_of(&want), want_dpre = copy_of(&pre), got_dpre = copy_of(&pre), got_dw = copy_of(&want_dw);
       ref->unit_forward(NULL, dtype, &unit, 1, WIDTH, pre.data, NULL, NULL, want.data);
       cuda->unit_forward(NULL, dtype, &unit, 1, WIDTH, pre.data, NULL, NULL, got.data);

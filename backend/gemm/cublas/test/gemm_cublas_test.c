@@ -16,7 +16,7 @@ static int set_up(void** state) {
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   sluice_allocator_init(&memory, NULL, NULL, NULL);
   sluice_fake_cublas_set_version(130002);
-  return sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0, &allocator, &device);
+  return sluice_fake_cuda_device(&allocator, &device);
 }
 static int tear_down(void** state) {
   char text[200];

@@ -71,9 +71,7 @@ static void open_rig(rig_t* rig, int32_t dtype) {
   sluice_fake_cuda_reset();
   *rig = (rig_t){.dtype = dtype};
   sluice_allocator_init(&rig->allocator, NULL, NULL, NULL);
-  assert_int_equal(sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
-                                                  &rig->allocator, &rig->device),
-                   SLUICE_OK);
+  assert_int_equal(sluice_fake_cuda_device(&rig->allocator, &rig->device), SLUICE_OK);
   rig->stream = sluice_fake_cuda_open_stream(0);
   rig->device->memory->init_memory(rig->device, NULL, NULL, NULL, &rig->memory);
   rig->grad = sluice_alloc(&rig->memory, bytes_of(rig), "gradients");

@@ -4,8 +4,6 @@
 #include <string.h>
 
 #include "backend/cts/comm/comm_suite_case.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_ranks.h"
 
 static void exchange_one_sided(cts_rank_t* me) {
   for (int32_t i = 0; i < me->world->world_size; ++i) {

@@ -2,8 +2,6 @@
 /* Cases of ranks that leave or abort: the others learn which rank it was, in bounded time. */
 #include "backend/base/clock.h"
 #include "backend/cts/comm/comm_suite_case.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_ranks.h"
 
 static void abort_peer(cts_rank_t* me) {
   CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);

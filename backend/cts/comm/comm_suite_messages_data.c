@@ -4,13 +4,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_messages.h"
-
-static int32_t next_rank(const cts_rank_t* me) { return (me->rank + 1) % me->world->world_size; }
-static int32_t previous_rank(const cts_rank_t* me) {
-  return (me->rank + me->world->world_size - 1) % me->world->world_size;
-}
+#include "backend/cts/comm/comm_suite_case.h"
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
@@ -55,20 +49,20 @@ static void sizes(cts_rank_t* me) {
   for (uint64_t i = 0; i < NUM_SHAPES; ++i) {
     unsigned char* memory;
     int num_sent = 0, num_received = 0;
-    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, 1000 + i, NULL) == SLUICE_OK);
-    CTS_TRY(me, send_scattered(m, me->rank, next_rank(me), i, shapes[i].head_bytes, shapes[i].bytes,
+    CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), i, 1000 + i, NULL) == SLUICE_OK);
+    CTS_TRY(me, send_scattered(m, me->rank, cts_next_rank(me), i, shapes[i].head_bytes, shapes[i].bytes,
                                shapes[i].num_spans, &memory) == SLUICE_OK);
     CTS_TRY(me, sluice_messages_outstanding(m) == 2);
     for (int both = 0; both < 2; ++both) {
       CTS_TRY(me, sluice_messages_wait(m, "a message of the suite", &c) == SLUICE_OK);
       CTS_TRY(me, c.tag == i && c.request != 0);
       if (c.kind == SLUICE_MESSAGE_SENT) {
-        CTS_TRY(me, c.user == i && c.peer == next_rank(me) && c.arrival == NULL);
+        CTS_TRY(me, c.user == i && c.peer == cts_next_rank(me) && c.arrival == NULL);
         ++num_sent;
         continue;
       }
       ++num_received;
-      CTS_TRY(me, c.user == 1000 + i && c.peer == previous_rank(me));
+      CTS_TRY(me, c.user == 1000 + i && c.peer == cts_previous_rank(me));
       CTS_TRY(me, cts_is_intact(&c, shapes[i].head_bytes, shapes[i].bytes));
       memset(c.payload, 0xee, c.payload_bytes); /* the receiver owns it */
       sluice_messages_release(m, c.arrival);
@@ -132,8 +126,8 @@ static void same_tag(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint32_t i = 0; i < NUM; ++i) {
     numbers[i] = i;
-    if (i < NUM / 2) CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), TAG, i, NULL) == SLUICE_OK);
-    CTS_TRY(me, cts_send(m, next_rank(me), TAG, &numbers[i], sizeof numbers[i], i) == SLUICE_OK);
+    if (i < NUM / 2) CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), TAG, i, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, cts_next_rank(me), TAG, &numbers[i], sizeof numbers[i], i) == SLUICE_OK);
   }
   while (expected < NUM || num_sent < NUM) {
     CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
@@ -144,7 +138,8 @@ static void same_tag(cts_rank_t* me) {
     CTS_TRY(me, c.user == expected && c.payload_bytes == sizeof expected && *(uint32_t*)c.payload == expected);
     sluice_messages_release(m, c.arrival);
     if (++expected < NUM / 2) continue;
-    if (expected < NUM) CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), TAG, expected, NULL) == SLUICE_OK);
+    if (expected < NUM)
+      CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), TAG, expected, NULL) == SLUICE_OK);
   }
   sluice_messages_close(m);
 }
@@ -158,10 +153,10 @@ static void both_send(cts_rank_t* me) {
   sluice_message_completion_t c;
   unsigned char* payload = cts_make_payload(me->rank, 5, bytes);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CTS_TRY(me, cts_send(m, next_rank(me), 5, payload, bytes, 1) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, cts_next_rank(me), 5, payload, bytes, 1) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
   memset(payload, 0xee, bytes); /* the rank owns it again */
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 5, 2, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 5, 2, NULL) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
   CTS_TRY(me, cts_is_intact(&c, 0, bytes));
   sluice_messages_close(m); /* frees everything that was not released */
@@ -207,8 +202,8 @@ static void during_exchanges(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM; ++i) {
     payloads[i] = cts_make_payload(me->rank, i, BYTES);
-    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, i, NULL) == SLUICE_OK);
-    CTS_TRY(me, cts_send(m, next_rank(me), i, payloads[i], BYTES, i) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), i, i, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, cts_next_rank(me), i, payloads[i], BYTES, i) == SLUICE_OK);
     CTS_TRY(me, cts_run_exchange(me, me->comm, (int32_t)i, cts_uneven_size) == SLUICE_OK);
   }
   for (int32_t left = 2 * NUM; left > 0; --left) {
@@ -235,8 +230,8 @@ static void steady(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM; ++i) {
     const uint64_t bytes = 200000 + i * 37 % WARM * 10000;
-    CTS_TRY(me, cts_send(m, next_rank(me), 1, payload, bytes, 0) == SLUICE_OK);
-    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 0, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, cts_next_rank(me), 1, payload, bytes, 0) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 1, 0, NULL) == SLUICE_OK);
     for (int both = 0; both < 2; ++both) {
       CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
       CTS_TRY(me, c.kind == SLUICE_MESSAGE_SENT || cts_is_intact(&c, 0, bytes));

@@ -6,10 +6,8 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_messages.h"
+#include "backend/cts/comm/comm_suite_case.h"
 
-static int32_t next_rank(const cts_rank_t* me) { return (me->rank + 1) % me->world->world_size; }
 static int32_t last_rank(const cts_rank_t* me) { return me->world->world_size - 1; }
 
 /* ---- one gives up ------------------------------------------------------------------------------------------------ */
@@ -135,8 +133,8 @@ static void close_under_way(cts_rank_t* me) {
   unsigned char* payload = cts_make_payload(me->rank, 1, CTS_LARGE_BYTES);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < 10; ++i) {
-    sluice_status_t status = sluice_messages_receive(m, next_rank(me), 100 + i, 0, NULL);
-    if (status == SLUICE_OK) status = cts_send(m, next_rank(me), i, payload, CTS_LARGE_BYTES, 0);
+    sluice_status_t status = sluice_messages_receive(m, cts_next_rank(me), 100 + i, 0, NULL);
+    if (status == SLUICE_OK) status = cts_send(m, cts_next_rank(me), i, payload, CTS_LARGE_BYTES, 0);
     CTS_TRY(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST); /* a rank that has finished this already */
     if (status != SLUICE_OK) break;
   }
@@ -285,7 +283,7 @@ static void no_memory_for_arrival(cts_rank_t* me) {
   memory.limit = me->rank == 0 ? 400000 : 0;
   const sluice_messages_config_t config = {.allocator = &memory};
   CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
-  CTS_TRY(me, sluice_messages_receive(m, next_rank(me), 1, 1, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_next_rank(me), 1, 1, NULL) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   if (me->rank == 1) CTS_TRY(me, cts_send(m, 0, 1, payload, 500000, 2) == SLUICE_OK);
   sluice_status_t status;
@@ -321,7 +319,7 @@ static void fork_with_messages(cts_rank_t* me) {
   sluice_message_completion_t c;
   sluice_message_request_t request;
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CTS_TRY(me, sluice_messages_receive(m, next_rank(me), 1, 1, &request) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_next_rank(me), 1, 1, &request) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   if (me->rank == 0) {
     const pid_t child = fork();
@@ -332,8 +330,7 @@ static void fork_with_messages(cts_rank_t* me) {
     CTS_TRY(me, WEXITSTATUS(code) == 0);
   }
   CTS_TRY(me, cts_meet(me));
-  const int32_t previous = (me->rank + last_rank(me)) % me->world->world_size;
-  CTS_TRY(me, cts_send(m, previous, 1, "still", 5, 2) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, cts_previous_rank(me), 1, "still", 5, 2) == SLUICE_OK);
   for (int both = 0; both < 2; ++both) CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
   sluice_messages_close(m);
 }

@@ -4,13 +4,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_messages.h"
-
-static int32_t next_rank(const cts_rank_t* me) { return (me->rank + 1) % me->world->world_size; }
-static int32_t previous_rank(const cts_rank_t* me) {
-  return (me->rank + me->world->world_size - 1) % me->world->world_size;
-}
+#include "backend/cts/comm/comm_suite_case.h"
 
 /* ---- cancelled -------------------------------------------------------------------------------------------------- */
 
@@ -20,13 +14,13 @@ static void cancel_receive(cts_rank_t* me) {
   sluice_message_request_t first, second;
   unsigned char* payload = cts_make_payload(me->rank, 4, 1000);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 1, &first) == SLUICE_OK);
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 2, &second) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 4, 1, &first) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 4, 2, &second) == SLUICE_OK);
   CTS_TRY(me, sluice_messages_cancel(m, first) == 1);
   CTS_TRY(me, sluice_messages_cancel(m, first) == 0);
   CTS_TRY(me, sluice_messages_outstanding(m) == 1);
   CTS_TRY(me, cts_meet(me));
-  CTS_TRY(me, cts_send(m, next_rank(me), 4, payload, 1000, 3) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, cts_next_rank(me), 4, payload, 1000, 3) == SLUICE_OK);
   for (int both = 0; both < 2; ++both) { /* the second receive gets it */
     CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
     CTS_TRY(me, c.kind == SLUICE_MESSAGE_SENT ? c.user == 3 : c.user == 2 && c.request == second);
@@ -35,14 +29,14 @@ static void cancel_receive(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_cancel(m, second) == 0);
   CTS_TRY(me, sluice_messages_cancel(m, 0) == 0 && sluice_messages_cancel(m, UINT64_MAX) == 0);
   /* A message whose receive was cancelled matches the next one. */
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 4, &first) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 4, 4, &first) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   CTS_TRY(me, sluice_messages_cancel(m, first) == 1);
   CTS_TRY(me, cts_meet(me));
-  CTS_TRY(me, cts_send(m, next_rank(me), 4, payload, 1000, 5) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, cts_next_rank(me), 4, payload, 1000, 5) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 5, &c));
   CTS_TRY(me, cts_meet(me));
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 6, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 4, 6, NULL) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 6, &c));
   CTS_TRY(me, cts_is_intact(&c, 0, 1000));
   sluice_messages_close(m);
@@ -62,7 +56,7 @@ static void cancel_send(cts_rank_t* me) {
   for (uint64_t i = 0; i < NUM; ++i) {
     payloads[i] = cts_make_payload(me->rank, i, BYTES);
     const sluice_message_span_t span = {.data = payloads[i], .bytes = BYTES};
-    const sluice_message_t message = {.peer = next_rank(me), .num_spans = 1, .tag = i, .spans = &span};
+    const sluice_message_t message = {.peer = cts_next_rank(me), .num_spans = 1, .tag = i, .spans = &span};
     CTS_TRY(me, sluice_messages_send(m, &message, i, &requests[i]) == SLUICE_OK);
   }
   for (int i = NUM; i-- > 0;) {
@@ -71,8 +65,8 @@ static void cancel_send(cts_rank_t* me) {
     if (is_back[i]) memset(payloads[i], 0xee, BYTES);
   }
   CTS_TRY(me, sluice_messages_outstanding(m) == NUM - num_back);
-  CTS_TRY(me, cts_send(m, next_rank(me), LAST, is_back, sizeof is_back, LAST) == SLUICE_OK);
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), LAST, LAST, NULL) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, cts_next_rank(me), LAST, is_back, sizeof is_back, LAST) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), LAST, LAST, NULL) == SLUICE_OK);
   unsigned char theirs[NUM];
   for (int32_t left = NUM - num_back + 2; left > 0; --left) {
     CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
@@ -83,7 +77,7 @@ static void cancel_send(cts_rank_t* me) {
   }
   for (uint64_t i = 0; i < NUM; ++i) {
     sluice_message_request_t request;
-    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, i, &request) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), i, i, &request) == SLUICE_OK);
     if (theirs[i]) { /* the last message was sent after it: if it had been sent, it would have arrived first */
       CTS_TRY(me, sluice_messages_cancel(m, request) == 1);
       continue;
@@ -105,12 +99,12 @@ static void next_due(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   CTS_TRY(me, sluice_messages_next(m, 0, &c) == SLUICE_E_TIMED_OUT);
   CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_STATE);
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 1, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 1, 1, NULL) == SLUICE_OK);
   const uint64_t begin_ns = sluice_now_ns();
   CTS_TRY(me, sluice_messages_next(m, begin_ns + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
   CTS_TRY(me, sluice_now_ns() - begin_ns >= 20 * MS);
   CTS_TRY(me, cts_meet(me));
-  CTS_TRY(me, cts_send(m, next_rank(me), 1, NULL, 0, 2) == SLUICE_OK); /* it continues */
+  CTS_TRY(me, cts_send(m, cts_next_rank(me), 1, NULL, 0, 2) == SLUICE_OK); /* it continues */
   for (int both = 0; both < 2; ++both) CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
   sluice_messages_close(m);
 }
@@ -222,13 +216,13 @@ static void open_twice(cts_rank_t* me) {
   sluice_message_completion_t c;
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &other) == SLUICE_E_STATE && other == NULL);
-  CTS_TRY(me, cts_send(m, next_rank(me), 1, "here", 4, 1) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, cts_next_rank(me), 1, "here", 4, 1) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
   CTS_TRY(me, cts_meet(me)); /* or a rank would send to one that has left */
   sluice_messages_close(m);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   /* A message of a closed endpoint does not match one of the next. */
-  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 2, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, cts_previous_rank(me), 1, 2, NULL) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   CTS_TRY(me, sluice_messages_next(m, sluice_now_ns() + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
   CTS_TRY(me, cts_meet(me));

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/base/test/elements.h"
 #include "backend/cts/comm/comm_suite_case.h"
 
 /* Values whose sums depend on their order: magnitudes from 2^-12 to 2^11, with both signs. */
@@ -16,41 +16,23 @@ static double value(int32_t rank, int64_t i) {
   return (x & 1 ? -1 : 1) * mantissa * scale;
 }
 
-static void write_element(void* data, int64_t i, int32_t dtype, double x) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
-    case SLUICE_DTYPE_F64: ((double*)data)[i] = x; break;
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
-    default: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x);
-  }
-}
-
-static double read_element(const void* data, int64_t i, int32_t dtype) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: return (double)((const float*)data)[i];
-    case SLUICE_DTYPE_F64: return ((const double*)data)[i];
-    case SLUICE_DTYPE_BF16: return (double)sluice_bf16_to_f32(((const uint16_t*)data)[i]);
-    default: return (double)sluice_f16_to_f32(((const uint16_t*)data)[i]);
-  }
-}
-
 /* The sum as a single rank with all data would compute it, one addition after the other. */
 static void write_expected(void* data, int64_t i, int32_t dtype, int32_t world_size, void* scratch) {
   double wide = 0;
   float narrow = 0;
   for (int32_t r = 0; r < world_size; ++r) {
-    write_element(scratch, 0, dtype, value(r, i));
-    const double x = read_element(scratch, 0, dtype);
+    set_element(scratch, 0, dtype, value(r, i));
+    const double x = get_element(scratch, 0, dtype);
     wide = r == 0 ? x : wide + x;
     narrow = r == 0 ? (float)x : narrow + (float)x;
   }
-  write_element(data, i, dtype, dtype == SLUICE_DTYPE_F64 ? wide : (double)narrow);
+  set_element(data, i, dtype, dtype == SLUICE_DTYPE_F64 ? wide : (double)narrow);
 }
 
 static int fill_and_reduce(cts_rank_t* me, char* data, const char* expected, int64_t count, int32_t dtype,
                            int64_t piece) {
   const uint64_t bytes = sluice_dtype_bytes(dtype);
-  for (int64_t i = 0; i < count; ++i) write_element(data, i, dtype, value(me->rank, i));
+  for (int64_t i = 0; i < count; ++i) set_element(data, i, dtype, value(me->rank, i));
   for (int64_t begin = 0; begin < count; begin += piece) {
     const int64_t n = sluice_min(piece, count - begin);
     if (sluice_comm_all_reduce_f32(me->comm, data + (uint64_t)begin * bytes, n, dtype, "sums of the suite") !=
@@ -92,19 +74,19 @@ static int sum_once(cts_rank_t* me, int64_t count, int32_t dtype, int is_packed)
   char* data = (char*)(void*)out + (uint64_t)count * sizeof *out * (is_packed ? 1 : 2) - bytes;
   double scratch[2];
   int is_right = 1;
-  for (int64_t i = 0; i < count; ++i) write_element(data, i, dtype, value(me->rank, i));
+  for (int64_t i = 0; i < count; ++i) set_element(data, i, dtype, value(me->rank, i));
   if (sluice_comm_sum_f32(me->comm, data, count, dtype, out, NULL) != SLUICE_OK) is_right = 0;
   for (int64_t i = 0; is_right && i < count; ++i) {
     float expected = 0;
     for (int32_t r = 0; r < me->world->world_size; ++r) {
-      write_element(scratch, 0, dtype, value(r, i));
-      const float x = (float)read_element(scratch, 0, dtype);
+      set_element(scratch, 0, dtype, value(r, i));
+      const float x = (float)get_element(scratch, 0, dtype);
       expected = r == 0 ? x : expected + x;
     }
     is_right = memcmp(out + i, &expected, sizeof expected) == 0;
   }
   for (int64_t i = 0; is_right && !is_packed && i < count; ++i) {
-    write_element(scratch, 0, dtype, value(me->rank, i));
+    set_element(scratch, 0, dtype, value(me->rank, i));
     is_right = memcmp(data + (uint64_t)i * sluice_dtype_bytes(dtype), scratch, sluice_dtype_bytes(dtype)) == 0;
   }
   free(out);

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include "backend/cts/comm/comm_suite_case.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_ranks.h"
 
 #define MAX_NTH_ALLOCATIONS 64
 

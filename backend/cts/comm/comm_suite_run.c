@@ -6,7 +6,6 @@
 
 #include "backend/base/clock.h"
 #include "backend/cts/comm/comm_suite_case.h"
-#include "backend/cts/comm/comm_suite_ranks.h"
 #include "third_party/bazel/test.h"
 
 #define SUITE_SECONDS 880

@@ -5,8 +5,6 @@
 
 #include "backend/base/clock.h"
 #include "backend/cts/comm/comm_suite_case.h"
-#include "backend/cts/comm/comm_suite_exchange.h"
-#include "backend/cts/comm/comm_suite_ranks.h"
 
 static void wait_silent_rank(cts_rank_t* me) {
   CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);

@@ -4,24 +4,15 @@
  * its bits are known exactly. Nothing outside the operands is read or written. The workspace is bounded. */
 #include <dlfcn.h>
 #include <math.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
-#include "backend/base/test/refused.h"
+#include "backend/base/test/fake_pool.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/gemm_native.h"
 #include "backend/gemm/native/native_kernels.h"
-#include "backend/gemm/native/native_prefetch.h"
 #include "backend/gemm/test/operands.h"
 
 static sluice_allocator_t allocator;
@@ -43,6 +34,10 @@ static int tear_down(void** state) {
   int leaked = allocator.num_live != 0;
   sluice_allocator_deinit(&allocator);
   return leaked;
+}
+
+static void skip_when_missing(void) {
+  if (gemm == NULL) skip_because("this processor has no %s", set_name);
 }
 
 static float get(const void* data, int64_t at, int32_t dtype) { return (float)get_element(data, at, dtype); }
@@ -160,9 +155,8 @@ static const int32_t dtypes[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
                                     {SLUICE_DTYPE_F16, SLUICE_DTYPE_F32}};
 enum { NUM_DTYPES = 5 };
 
-static void Native_EveryTileHeight_IsTheChainOfFusedAdds(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_EveryTileHeight_IsTheChainOfFusedAdds) {
+  skip_when_missing();
   for (int64_t m = 1; m <= 30; ++m) {
     for (int d = 0; d < NUM_DTYPES; ++d) {
       shape_t s = {m, 1 + m * 5 % 67, 1 + m * 11 % 83, (int)m & 1, (int)m >> 1 & 1, (float)(m >> 2 & 1)};
@@ -172,9 +166,8 @@ static void Native_EveryTileHeight_IsTheChainOfFusedAdds(void** state) {
 }
 
 /* The first tile over each panel packs a row-by-row B in f32: tiles of every height, alone and before others. */
-static void Native_TilesThatPack_AreTheChainOfFusedAdds(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_TilesThatPack_AreTheChainOfFusedAdds) {
+  skip_when_missing();
   for (int64_t m = 1; m <= 60; m += m == 14 ? 29 : 1) {
     shape_t s = {m, 1 + m * 7 % 75, 1 + m * 13 % 150, 0, 0, (float)(m & 1)};
     check_bits(&s, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32);
@@ -183,9 +176,8 @@ static void Native_TilesThatPack_AreTheChainOfFusedAdds(void** state) {
 
 /* GEMMs of few rows with contiguous k use kernels that do not pack B: every height, remainders of columns and of k, and
  * k so large that C holds sums between blocks. */
-static void Native_FewRowsAlongK_AreTheChainOfFusedAdds(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_FewRowsAlongK_AreTheChainOfFusedAdds) {
+  skip_when_missing();
   for (int64_t m = 1; m <= 33; ++m) {
     for (int d = 0; d < NUM_DTYPES; ++d) {
       shape_t s = {m, 1 + (m * 7 + d * 5) % 53, 1 + (m * 11 + d * 23) % 67, 0, 1, (float)((m + d) & 1)};
@@ -202,9 +194,8 @@ static void Native_FewRowsAlongK_AreTheChainOfFusedAdds(void** state) {
 }
 
 /* Sizes at which each kind of block is cut, and sizes one larger or smaller. */
-static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_EveryCut_IsTheChainOfFusedAdds) {
+  skip_when_missing();
   static const shape_t shapes[] = {
       {3, 40, 1025, 0, 1, 0},  {20, 65, 2049, 0, 1, 1},  {17, 33, 513, 0, 0, 0},  {30, 70, 1500, 0, 0, 1},
       {9, 300, 700, 0, 0, 0},  {130, 31, 1024, 0, 1, 0}, {257, 33, 520, 0, 0, 1}, {300, 40, 1030, 0, 1, 0},
@@ -220,9 +211,8 @@ static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
 }
 
 /* Sizes at which the tiles of AMX are cut: sums kept between blocks of k, stripes, several blocks of rows. */
-static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_EveryCutOfBf16_BitsAreKnown) {
+  skip_when_missing();
   static const shape_t shapes[] = {
       {250, 530, 1056, 0, 1, 0}, {5, 70, 16420, 0, 1, 1},  {40, 33, 5500, 0, 1, 0},
       {20, 530, 300, 0, 0, 1},   {270, 530, 290, 1, 0, 1}, {270, 530, 31, 1, 0, 0},
@@ -234,9 +224,8 @@ static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
 }
 
 /* Tiles and pairs take and return subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
-static void Native_SubnormalBf16_ZeroOnlyInTilesAndPairs(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_SubnormalBf16_ZeroOnlyInTilesAndPairs) {
+  skip_when_missing();
   uint16_t tiny = 0x0008, large = sluice_f32_to_bf16(0x1p100f); /* 2^-130 */
   float c = NAN;
   sluice_gemm_problem_t p = {1, 1, 1, {&tiny, 1, 1}, {&large, 1, 1}, {&c, 1, 1}};
@@ -245,47 +234,10 @@ static void Native_SubnormalBf16_ZeroOnlyInTilesAndPairs(void** state) {
   assert_true(c == (flushes() ? 0 : 0x1p-30f));
 }
 
-/* The steps of a pair: which product is first, that each is rounded, and what is flushed between them. */
-static void Native_PairsOfBf16_OddFirstEachRoundedAndFlushed(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
-  static const struct {
-    float c, x[2], y[2], wanted;
-  } cases[] = {
-      {0x1p24f, {1, 1}, {1, 1}, 0x1p24f},                 /* each 1 is rounded away; their sum would not be */
-      {0, {1, 0x1p24f}, {1, 1}, 0x1p24f},                 /* the even 1 comes after the odd 2^24 */
-      {0, {0x1p24f, 1}, {1, 1}, 0x1p24f},                 /* 1 + 2^24 rounds to even */
-      {0x1p24f, {1, -0x1p24f}, {1, 1}, 1},                /* the odd k first; with the even k first it would be 0 */
-      {0, {0x1p-70f, 0x1p-70f}, {0x1p-57f, 0x1p-57f}, 0}, /* 2^-127 twice: each becomes 0 */
-      {0x1p-126f,
-       {0x1p-126f, 0x1p-126f},
-       {0.5f, -0.5f},
-       0x1p-127f * 0},                                       /* 2^-127 becomes 0, and so does the next sum */
-      {0x1p-130f, {0, 0}, {0, 0}, 0},                        /* a subnormal C */
-      {0x1p-126f, {0x1p-130f, 0}, {0x1p100f, 0}, 0x1p-126f}, /* a subnormal operand */
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    for (int64_t m = 1; m <= 20; m += 19) { /* kernels without packing, and tiles */
-      uint16_t a[40], b[2];
-      float c[20];
-      for (int j = 0; j < 40; ++j) a[j] = sluice_f32_to_bf16(cases[i].x[j % 2]);
-      for (int j = 0; j < 2; ++j) b[j] = sluice_f32_to_bf16(cases[i].y[j]);
-      for (int j = 0; j < 20; ++j) c[j] = cases[i].c;
-      sluice_gemm_problem_t p = {m, 1, 2, {a, 2, 1}, {b, 1, 2}, {c, 1, 1}};
-      sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 1};
-      assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-      for (int j = 0; j < m; ++j) {
-        if (c[j] != cases[i].wanted) fail_msg("case %d, row %d: %g, expected %g", (int)i, j, c[j], cases[i].wanted);
-      }
-    }
-  }
-}
-
 /* All ways to store tiles round in the same way (adjacent or single tiles, transposed or not): ties, overflow, NaN, and
  * subnormal numbers, which tiles and pairs flush to zero. */
-static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn) {
+  skip_when_missing();
   enum { M = 18, N = 75, LIMITS = 7 };
   const uint16_t zeros = flushes() ? 0xff80 : 0xffff;                /* the bits that a subnormal number keeps */
   const uint16_t negative = by_pairs(SLUICE_DTYPE_BF16) ? 0 : zeros; /* pairs start from -0 and add 0 */
@@ -315,9 +267,8 @@ static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
   }
 }
 
-static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_NanAndInfinity_TravelAsInArithmetic) {
+  skip_when_missing();
   for (int d = 0; d < NUM_DTYPES; ++d) {
     char a[8 * 3], b[8 * 3], c[8 * 3]; /* for any type */
     for (int i = 0; i < 3; ++i) set_element(a, i, dtypes[d][0], i == 1 ? NAN : i == 2 ? INFINITY : 1);
@@ -331,161 +282,7 @@ static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
   }
 }
 
-/* ---- the choice of kernels -------------------------------------------------------------------------------------- */
-
-static sluice_status_t choose(const sluice_native_kernels_t* wide, const sluice_native_kernels_t* narrow,
-                              const char* wanted, const char** out_name, char why[256]) {
-  const sluice_native_set_t sets[] = {{"avx512", "AVX-512", wide}, {"avx2", "AVX2", narrow}};
-  const sluice_native_kernels_t* kernels = NULL;
-  why[0] = '\0';
-  sluice_status_t status = sluice_native_choose(sets, 2, wanted, &kernels, why, 256);
-  *out_name = kernels != NULL ? kernels->name : NULL;
-  if (status != SLUICE_OK && status != SLUICE_E_NOT_FOUND) {
-    DEFAULTS(sluice_error_info, info);
-    sluice_error_last(&info);
-    snprintf(why, 256, "%.255s", info.message);
-  }
-  return status;
-}
-
-#if defined(__x86_64__) && defined(__linux__)
-/* Linux refuses the tiles because of an alternative signal stack that cannot hold them; "native" then uses AVX-512.
- * Runs in its own process, and before all other tests, since Linux never withdraws a permission. */
-static void NativeChoice_KernelRefusesTiles_WidestOtherSet(void** state) {
-  (void)state;
-  enum { AMX = 1 << 24, REFUSED = 40, GRANTED, NO_TILES };
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & AMX) == 0) skip_because("this processor has no amx");
-  pid_t child = fork();
-  assert_true(child >= 0);
-  if (child == 0) {
-    static char small[8192];
-    const stack_t stack = {.ss_sp = small, .ss_size = sizeof small};
-    if (sigaltstack(&stack, NULL) != 0) _exit(NO_TILES);
-    sluice_native_set_t sets[SLUICE_NATIVE_SETS];
-    sluice_native_sets(sets);
-    if (syscall(SYS_arch_prctl, 0x1023, 18) == 0) _exit(NO_TILES); /* Linux did not refuse */
-    const sluice_native_kernels_t* kernels = NULL;
-    char why[256];
-    sluice_status_t status = sluice_native_choose(sets, SLUICE_NATIVE_SETS, NULL, &kernels, why, sizeof why);
-    const int other = status == SLUICE_OK && kernels != NULL && strcmp(kernels->name, "amx") != 0;
-    _exit(sets[0].kernels == NULL && other ? REFUSED : GRANTED);
-  }
-  int status = 0;
-  assert_int_equal(waitpid(child, &status, 0), child);
-  assert_true(WIFEXITED(status));
-  if (WEXITSTATUS(status) == NO_TILES) skip_because("this kernel looks at no signal stack");
-  assert_int_equal(WEXITSTATUS(status), REFUSED);
-}
-#endif
-
-static void NativeChoice_ByProcessorAndName_WidestNamedOrRefused(void** state) {
-  (void)state;
-  static const sluice_native_kernels_t wide = {.name = "wide"}, narrow = {.name = "narrow"};
-  const char* name = NULL;
-  char why[256];
-  assert_int_equal(choose(&wide, &narrow, NULL, &name, why), SLUICE_OK);
-  assert_string_equal(name, "wide");
-  assert_int_equal(choose(&wide, &narrow, "", &name, why), SLUICE_OK);
-  assert_string_equal(name, "wide");
-  assert_int_equal(choose(NULL, &narrow, NULL, &name, why), SLUICE_OK);
-  assert_string_equal(name, "narrow");
-  assert_int_equal(choose(&wide, &narrow, "avx2", &name, why), SLUICE_OK);
-  assert_string_equal(name, "narrow");
-  assert_int_equal(choose(&wide, &narrow, "avx512", &name, why), SLUICE_OK);
-  assert_string_equal(name, "wide");
-  assert_int_equal(choose(NULL, NULL, NULL, &name, why), SLUICE_E_NOT_FOUND);
-  assert_non_null(strstr(why, "neither AVX-512 nor AVX2"));
-  assert_int_equal(choose(NULL, &narrow, "avx512", &name, why), SLUICE_E_UNSUPPORTED);
-  assert_null(name);
-  assert_non_null(strstr(why, "this processor has no AVX-512; it has AVX2"));
-  assert_int_equal(choose(NULL, NULL, "avx2", &name, why), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(why, "this processor has no AVX2"));
-  assert_int_equal(choose(&wide, &narrow, "sse2", &name, why), SLUICE_E_INVALID_ARGUMENT);
-  assert_non_null(strstr(why, "SLUICE_NATIVE is \"sse2\": set it to avx512 or avx2"));
-}
-
-/* Neither "native" nor "auto" opens without the requested kernels. */
-static void NativeChoice_UnknownWordInTheEnvironment_CreateFails(void** state) {
-  (void)state;
-  sluice_allocator_init(&allocator, NULL, NULL, NULL);
-  setenv("SLUICE_NATIVE", "sse2", 1);
-  unsetenv("SLUICE_GEMM");
-  sluice_gemm_t* none = NULL;
-  assert_int_equal(sluice_gemm_native_create(&allocator, &none), SLUICE_E_INVALID_ARGUMENT);
-  assert_null(none);
-  const sluice_gemm_options_t options = {.name = "auto"};
-  assert_int_equal(sluice_gemm_create(&options, &allocator, &none), SLUICE_E_INVALID_ARGUMENT);
-  assert_null(none);
-  unsetenv("SLUICE_NATIVE");
-  assert_int_equal(allocator.num_live, 0);
-  sluice_allocator_deinit(&allocator);
-}
-
-/* ---- prefetch --------------------------------------------------------------------------------------------------- */
-
-/* Both kinds of walk visit every line of the rows once. With in_turns, successive lines are in different pages. */
-static void NativePrefetch_RowsOfAnyLength_EveryLineOnce(void** state) {
-  (void)state;
-  enum { MOST_LINES = 1 << 14 };
-  static const int64_t blocks[][3] = {/* rows, bytes to prefetch of each, bytes from one row to the next */
-                                      {16, 4096, 4096}, {64, 2048, 2048}, {32, 1536, 1536}, {16, 1024, 1024},
-                                      {128, 256, 7168}, {16, 128, 128},   {1, 8192, 8192},  {32, 4096, 14336},
-                                      {48, 512, 4096},  {256, 1024, 8192}};
-  static char met[MOST_LINES];
-  static _Alignas(64) char lines[1]; /* the address of the rows, which are never read */
-  for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; ++i) {
-    const int64_t rows = blocks[i][0], bytes = blocks[i][1], ld = blocks[i][2];
-    for (int in_turns = 0; in_turns < 2; ++in_turns) {
-      sluice_native_prefetch_t p = sluice_native_aim(lines, rows, bytes, ld, 7, in_turns);
-      assert_true(p.per_step * 7 >= p.left && p.per_step * 7 < p.left + 7);
-      assert_int_equal(p.left, rows * (bytes / 64));
-      memset(met, 0, sizeof met);
-      int64_t before = -1;
-      for (int64_t left = p.left; left > 0; --left) {
-        const int64_t at = p.at - lines, line = at % ld / 64, row = at / ld;
-        assert_true(row < rows && line < bytes / 64);
-        assert_int_equal(met[row * (bytes / 64) + line]++, 0);
-        if (in_turns && before >= 0 && rows > 1 && rows * ld >= 2 * 4096) assert_true(before / 4096 != at / 4096);
-        before = at;
-        p.at = sluice_native_next_line(&p, p.at, &p.inner);
-      }
-    }
-  }
-}
-
-/* With a number of rows that does not divide evenly, some are left out. Nothing outside of the rows is prefetched. */
-static void NativePrefetch_OddNumbersOfRows_StaysInside(void** state) {
-  (void)state;
-  static _Alignas(64) char lines[1];
-  for (int64_t rows = 0; rows < 70; ++rows) {
-    for (int64_t ld = 64; ld <= 8192; ld *= 2) {
-      sluice_native_prefetch_t p = sluice_native_aim(lines, rows, ld, ld, 1, 1);
-      assert_true(p.left <= rows * (ld / 64) && 3 * p.left >= rows * (ld / 64));
-      for (int64_t left = p.left; left > 0; --left) {
-        assert_true(p.at >= lines && p.at - lines < rows * ld);
-        p.at = sluice_native_next_line(&p, p.at, &p.inner);
-      }
-    }
-  }
-}
-
 /* ---- threads ---------------------------------------------------------------------------------------------------- */
-
-/* A pool that runs its threads one after the other, and may have fewer than the caller asks for. */
-static int pool_max, pool_given, pool_index, pool_inside;
-static int fake_max(void) { return pool_max; }
-static int fake_given(void) { return pool_given; }
-static int fake_index(void) { return pool_index; }
-static int fake_inside(void) { return pool_inside; }
-static int pool_asked;
-static void fake_parallel(void (*fn)(void*), void* data, unsigned threads, unsigned flags) {
-  assert_int_equal(flags, 0);
-  pool_asked = (int)threads;
-  pool_given = pool_given == 0 || pool_given > (int)threads ? (int)threads : pool_given;
-  for (pool_index = pool_given - 1; pool_index >= 0; --pool_index) fn(data);
-}
-static const sluice_threads_t fake_pool = {fake_parallel, fake_max, fake_given, fake_index, fake_inside};
 
 enum { PROBLEMS = 5, MOST = 90 * 500 };
 
@@ -508,14 +305,13 @@ static void any_number_of_threads(int32_t dtype) {
   char why[256];
   for (int i = 0; i < 500000; ++i) set_element(x, i, dtype, next_value());
   pool_max = 1;
-  pool_given = 0;
+  pool_fewer = 0;
   sluice_gemm_t* pooled = NULL;
   assert_int_equal(sluice_gemm_native_create_with(&fake_pool, &allocator, &pooled, why, sizeof why), SLUICE_OK);
   run_uneven(pooled, dtype, x, one);
   for (int threads = 2; threads <= 40; threads += threads < 8 ? 1 : 8) {
-    for (int fewer = 0; fewer < 2; ++fewer) {
+    for (pool_fewer = 0; pool_fewer < 2; ++pool_fewer) {
       pool_max = threads;
-      pool_given = fewer ? threads - 1 : 0;
       pool_asked = 0;
       uint64_t before = allocator.current_bytes;
       sluice_allocator_reset_peak(&allocator);
@@ -540,18 +336,16 @@ static void any_number_of_threads(int32_t dtype) {
   sluice_gemm_destroy(pooled);
 }
 
-static void Native_AnyNumberOfThreads_SameBits(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_AnyNumberOfThreads_SameBits) {
+  skip_when_missing();
   any_number_of_threads(SLUICE_DTYPE_F32);
   any_number_of_threads(SLUICE_DTYPE_BF16);
 }
 
 #if !defined(__SANITIZE_THREAD__)
 /* An OpenMP runtime that the process has loaded with RTLD_GLOBAL, as `import torch` does. */
-static void Native_RealOpenmp_FoundAndSameBits(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_RealOpenmp_FoundAndSameBits) {
+  skip_when_missing();
   void* openmp = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
   if (openmp == NULL) skip_because("no libgomp.so.1");
   void (*set_threads)(int);
@@ -573,9 +367,8 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
 #endif
 
 /* At most half of the memory that gemm.h allows, since "auto" may use the other half at the same time. */
-static void Native_LargeGemms_WorkspaceIsBounded(void** state) {
-  (void)state;
-  if (gemm == NULL) skip_because("this processor has no %s", set_name);
+TEST(Native_LargeGemms_WorkspaceIsBounded) {
+  skip_when_missing();
   static const shape_t shapes[] = {{600, 8200, 24, 0, 1, 0}, {8200, 40, 600, 0, 0, 0}, {40, 40, 8200, 0, 1, 0}};
   for (int i = 0; i < 3; ++i) {
     const shape_t* s = &shapes[i];
@@ -598,40 +391,12 @@ static void Native_LargeGemms_WorkspaceIsBounded(void** state) {
 }
 
 int main(void) {
-  struct CMUnitTest tests[] = {
-    cmocka_unit_test_setup_teardown(Native_EveryTileHeight_IsTheChainOfFusedAdds, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_TilesThatPack_AreTheChainOfFusedAdds, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_FewRowsAlongK_AreTheChainOfFusedAdds, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_EveryCutOfBf16_BitsAreKnown, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_SubnormalBf16_ZeroOnlyInTilesAndPairs, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_AnyNumberOfThreads_SameBits, set_up, tear_down),
-#if !defined(__SANITIZE_THREAD__)
-    cmocka_unit_test_setup_teardown(Native_RealOpenmp_FoundAndSameBits, set_up, tear_down),
-#endif
-    cmocka_unit_test_setup_teardown(Native_LargeGemms_WorkspaceIsBounded, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_PairsOfBf16_OddFirstEachRoundedAndFlushed, set_up, tear_down),
-  };
-  struct CMUnitTest* last = &tests[sizeof tests / sizeof tests[0] - 1];
-  const char* last_name = last->name;
-  const struct CMUnitTest choices[] = {
-#if defined(__x86_64__) && defined(__linux__)
-    cmocka_unit_test(NativeChoice_KernelRefusesTiles_WidestOtherSet),
-#endif
-    cmocka_unit_test(NativePrefetch_RowsOfAnyLength_EveryLineOnce),
-    cmocka_unit_test(NativePrefetch_OddNumbersOfRows_StaysInside),
-    cmocka_unit_test(NativeChoice_ByProcessorAndName_WidestNamedOrRefused),
-    cmocka_unit_test(NativeChoice_UnknownWordInTheEnvironment_CreateFails),
-  };
-  int failed = cmocka_run_group_tests(choices, NULL, NULL);
   sluice_native_set_t sets[SLUICE_NATIVE_SETS];
-  const int count = sluice_native_sets(sets);
-  for (int i = 0; i < count; ++i) {
+  int failed = 0;
+  for (int i = 0, count = sluice_native_sets(sets); i < count; ++i) {
     set_name = sets[i].name;
-    last->name = by_pairs(SLUICE_DTYPE_BF16) ? last_name : NULL; /* cmocka skips a test without a name */
-    failed += cmocka_run_group_tests_name(set_name, tests, NULL, NULL);
+    print_message("%s\n", set_name);
+    failed += run_cases_each(set_up, tear_down);
   }
   return failed;
 }

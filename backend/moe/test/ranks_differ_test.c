@@ -86,8 +86,7 @@ TEST(Ranks_DifferentConfigs_AreNamedWithValues) {
       FIELD(layer_id, "layer", 3, 17),
   };
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
-    play_t play = {.run = differ_run, .scene = &scenes[i], .world_size = 3};
-    perform(&play);
+    perform(&(play_t){.run = differ_run, .scene = &scenes[i], .world_size = 3});
   }
 }
 
@@ -102,10 +101,7 @@ static void wires_run(part_t* me) {
                        : "wire_dtype of the context is bf16 on rank 1 and as it is on rank");
 }
 
-TEST(Ranks_DifferentWires_AreNamed) {
-  play_t play = {.run = wires_run, .world_size = 3};
-  perform(&play);
-}
+TEST(Ranks_DifferentWires_AreNamed) { perform(&(play_t){.run = wires_run, .world_size = 3}); }
 
 /* Ranks may differ in T_M if the config sets when weight gradients are computed: otherwise a rank that keeps its rows
  * would choose another mode than a rank that does not. */
@@ -124,8 +120,7 @@ static void restores_run(part_t* me) {
 }
 
 TEST(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt) {
-  play_t play = {.run = restores_run, .world_size = 2};
-  perform(&play);
+  perform(&(play_t){.run = restores_run, .world_size = 2});
 }
 
 /* Config members without a header field of their own: the message does not blame the placement. */
@@ -145,10 +140,7 @@ static void kind_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-TEST(Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe) {
-  play_t play = {.run = kind_run, .world_size = 3};
-  perform(&play);
-}
+TEST(Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe) { perform(&(play_t){.run = kind_run, .world_size = 3}); }
 
 static void table_run(part_t* me) {
   static const int32_t one[] = {0, 0, 0, 1}, two[] = {0, 1, 1, 1};
@@ -162,10 +154,7 @@ static void table_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-TEST(Ranks_DifferentOwnerTables_AreNamed) {
-  play_t play = {.run = table_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Ranks_DifferentOwnerTables_AreNamed) { perform(&(play_t){.run = table_run, .world_size = 2}); }
 
 /* First only one rank has a plan, then the plans have different policies. */
 static void plans_run(part_t* me) {
@@ -190,10 +179,7 @@ static void plans_run(part_t* me) {
   sluice_plan_destroy(plan);
 }
 
-TEST(Ranks_DifferentPlans_AreNamedWithValues) {
-  play_t play = {.run = plans_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Ranks_DifferentPlans_AreNamedWithValues) { perform(&(play_t){.run = plans_run, .world_size = 2}); }
 
 /* Rank 0 keeps rows for a backward, rank 1 does not; then one rank wants weight gradients now, the other later. */
 static void wishes_run(part_t* me) {
@@ -213,10 +199,7 @@ static void wishes_run(part_t* me) {
   sluice_step_drop(step);
 }
 
-TEST(Ranks_DifferentWishes_AreNamed) {
-  play_t play = {.run = wishes_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Ranks_DifferentWishes_AreNamed) { perform(&(play_t){.run = wishes_run, .world_size = 2}); }
 
 static void order_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
@@ -240,10 +223,7 @@ static void order_run(part_t* me) {
 }
 
 TEST(Ranks_LayersInDifferentOrder_AreNamed) {
-  for (int32_t w = 2; w <= 3; ++w) {
-    play_t play = {.run = order_run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = order_run, .world_size = w});
 }
 
 static void crossed_run(part_t* me) {
@@ -262,8 +242,5 @@ static void crossed_run(part_t* me) {
 }
 
 TEST(Ranks_ForwardAgainstBackward_AreNamed) {
-  for (int32_t w = 2; w <= 3; ++w) {
-    play_t play = {.run = crossed_run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = crossed_run, .world_size = w});
 }

@@ -39,10 +39,7 @@ static void callback_run(part_t* me) {
 }
 
 TEST(Ranks_CallbackFails_OthersLearnAtTheNextHeader) {
-  for (int32_t w = 2; w <= 3; ++w) {
-    play_t play = {.run = callback_run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = callback_run, .world_size = w});
 }
 
 /* ---- a device fails ---- */
@@ -153,8 +150,7 @@ TEST(Ranks_NthOpOfADeviceFails_OthersAreTold) {
     for (int32_t w = 2; w <= 3; ++w) {
       device_scene_t scene = {.on = on};
       for (; !scene.beyond && scene.nth < MOST_OPS; ++scene.nth) {
-        play_t play = {.run = device_run, .scene = &scene, .world_size = w};
-        perform(&play);
+        perform(&(play_t){.run = device_run, .scene = &scene, .world_size = w});
       }
       assert_in_range(scene.nth, on == BEGIN ? 3 : 20, 99);
     }

@@ -83,7 +83,6 @@ TEST(Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow) {
       {{.num_chunks = 2, .deduplicate = 1}, {.num_chunks = 2, .deduplicate = 2}, .deduplicate = 3},
   };
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
-    play_t play = {.run = run, .scene = &scenes[i], .world_size = scenes[i].deduplicate ? 4 : 2};
-    perform(&play);
+    perform(&(play_t){.run = run, .scene = &scenes[i], .world_size = scenes[i].deduplicate ? 4 : 2});
   }
 }

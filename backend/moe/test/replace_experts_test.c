@@ -55,10 +55,7 @@ static void open_rig(part_t* me) {
 }
 
 static void on_ranks(void (*run)(part_t* me)) {
-  for (int32_t w = 2; w <= 3; ++w) {
-    play_t play = {.run = run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = run, .world_size = w});
 }
 
 /* ---- placements that differ ---- */
@@ -112,10 +109,7 @@ static void many_run(part_t* me) {
   sluice_moe_destroy(moe);
 }
 
-TEST(Replace_ManyExperts_FindsTheEntry) {
-  play_t play = {.run = many_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Replace_ManyExperts_FindsTheEntry) { perform(&(play_t){.run = many_run, .world_size = 2}); }
 
 /* ---- bad placements ---- */
 
@@ -272,10 +266,7 @@ static void crossed_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-TEST(Replace_AgainstAForward_IsNamed) {
-  play_t play = {.run = crossed_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Replace_AgainstAForward_IsNamed) { perform(&(play_t){.run = crossed_run, .world_size = 2}); }
 
 /* ---- memory ---- */
 

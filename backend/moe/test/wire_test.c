@@ -141,14 +141,7 @@ TEST(Layer_AnyChunksAndPolicies_HasTheSameBits) {
                                          : one.restore_input;
         other.restore_pre_activation = way == 1 ? SLUICE_RESTORE_RECOMPUTE : one.restore_pre_activation;
         other.grouping = way == 3 ? SLUICE_GROUPING_ON : SLUICE_GROUPING_OFF;
-        result_t a, b;
-        world_run(&one, &a);
-        world_run(&other, &b);
-        must_work(&one, &a);
-        must_work(&other, &b);
-        assert_true(world_identical(&one, &a, &b, 0));
-        world_free(&a);
-        world_free(&b);
+        check_same_bits(&one, &other, 0);
       }
     }
   }
@@ -182,14 +175,7 @@ TEST(Layer_RowsThatTravelAsTheyAre_KeepTheirBits) {
     if (what == 2) plain.world_size = 1, plain.ranks_per_node = 0;
     if (what == 3) plain.model_width = 1;
     c = plain, c.wire_dtype = SLUICE_WIRE_INT8;
-    result_t a, b;
-    world_run(&plain, &a);
-    world_run(&c, &b);
-    must_work(&plain, &a);
-    must_work(&c, &b);
-    assert_true(world_identical(&c, &a, &b, 1));
-    world_free(&a);
-    world_free(&b);
+    check_same_bits(&plain, &c, 1);
   }
 }
 

@@ -11,9 +11,8 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/cuda_calibrate_suite.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig/rig.h"
-#include "sluice/sluice.h"
 
 static calibrate_case_t small_case(int32_t world_size) {
   return (calibrate_case_t){.world_size = world_size,
@@ -93,14 +92,11 @@ static sluice_status_t calibrate(rig_t* rig) {
 /* Calibration between the passes of a layer, with steps outstanding: the steps end with the same bits. */
 TEST(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone) {
   rig_t rig;
-  char live[200], hazard[200];
   uint64_t want = 0, got = 0;
   sluice_step_t* step = NULL;
   sluice_moe_config_t config = rig_config();
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  open_all(&rig, &config);
   assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
   rig_reset(&rig);
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
@@ -109,10 +105,7 @@ TEST(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone) {
   sluice_step_drop(step);
   assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
   assert_true(got == want);
-  rig_close(&rig);
-  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("hazard: %s", hazard);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-  rig_use_machine(NULL, 0);
+  assert_int_equal(close_all(&rig), 0);
 }
 
 static void count_passes(void* user, int32_t level, const char* message) {
@@ -129,14 +122,11 @@ static sluice_context_stats_t stats_of(const rig_t* rig) {
 /* Whole passes run on the context itself and do not appear in its statistics; under a budget none run. */
 TEST(CudaCalibrate_WholePasses_AreMeasuredAndNotCounted) {
   rig_t rig;
-  char live[200], hazard[200];
   int32_t measured = 0;
   int64_t count = 0;
   sluice_trace_event_t events[64];
   const sluice_moe_config_t config = rig_config();
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  open_all(&rig, &config);
   assert_int_equal(sluice_context_trace(rig.context, 64), SLUICE_OK);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   const sluice_context_stats_t before = stats_of(&rig);
@@ -155,10 +145,7 @@ TEST(CudaCalibrate_WholePasses_AreMeasuredAndNotCounted) {
   rig.context->memory_budget = 0;
   sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  rig_close(&rig);
-  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("hazard: %s", hazard);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-  rig_use_machine(NULL, 0);
+  assert_int_equal(close_all(&rig), 0);
 }
 
 /* Each of the first calls fails once, since they create everything; then every 701st call. Each failure is reported or
@@ -167,11 +154,8 @@ TEST(CudaCalibrate_NthDriverCallFails_ContextWorksOn) {
   int64_t told = 0, tried = 0;
   for (int64_t nth = 0;; nth += nth < 60 ? 1 : 701, ++tried) {
     rig_t rig;
-    char live[200];
     const sluice_moe_config_t config = rig_config();
-    fakes_open(1, 1);
-    rig_use_machine(fakes_machine(), 0);
-    if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+    open_all(&rig, &config);
     sluice_fake_cuda_fail_call(nth, 719);
     sluice_status_t status = calibrate(&rig);
     int failed = sluice_fake_cuda_failed();
@@ -179,9 +163,7 @@ TEST(CudaCalibrate_NthDriverCallFails_ContextWorksOn) {
     told += status != SLUICE_OK;
     if (!failed && status != SLUICE_OK) fail_msg("nothing failed, but: %s", last_message());
     if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("after call %lld: %s", (long long)nth, last_message());
-    rig_close(&rig);
-    if (fakes_close(live, sizeof live) != 0) fail_msg("call %lld: left: %s", (long long)nth, live);
-    rig_use_machine(NULL, 0);
+    close_all(&rig);
     if (!failed || tried > 120) break;
   }
   print_message("%lld calls failed, %lld told\n", (long long)tried, (long long)told);
@@ -190,16 +172,11 @@ TEST(CudaCalibrate_NthDriverCallFails_ContextWorksOn) {
 
 TEST(CudaCalibrate_OutOfMemory_SaysHowMuch) {
   rig_t rig;
-  char live[200];
   const sluice_moe_config_t config = rig_config();
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  open_all(&rig, &config);
   sluice_fake_cuda_set_memory((uint64_t)1 << 20);
   REFUSED(calibrate(&rig), SLUICE_E_NO_MEMORY, "bytes");
   sluice_fake_cuda_set_memory((uint64_t)1 << 30);
   assert_int_equal(calibrate(&rig), SLUICE_OK);
-  rig_close(&rig);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-  rig_use_machine(NULL, 0);
+  close_all(&rig);
 }

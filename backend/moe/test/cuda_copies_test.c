@@ -7,8 +7,8 @@
 #include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/run.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
-#include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
 #include "third_party/bazel/test.h"
 
@@ -33,9 +33,7 @@ TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   config.num_experts = 2, config.deduplicate = 1, config.num_chunks = 1;
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  open_all(&rig, &config);
   sluice_context_t* context = rig.context;
   sluice_moe_t* moe = NULL;
   context->world_size = 2;
@@ -59,10 +57,7 @@ TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
   }
   sluice_layer_release(moe);
   context->world_size = 1;
-  rig_close(&rig);
-  char live[200];
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-  rig_use_machine(NULL, 0);
+  close_all(&rig);
 }
 
 /* ---- under budgets and plans ---- */

@@ -3,9 +3,9 @@
  * too early, and the results must show it, on this CPU and on CUDA (fakes). The linker replaces the builder's and the
  * checker's functions with this file's (see BUILD). */
 
-#include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/check/check.h"
 #include "backend/schedule/check/releases.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
@@ -101,15 +101,9 @@ static uint64_t digest_on_this_cpu(const sluice_moe_config_t* config) {
 static uint64_t digest_on_cuda(const sluice_moe_config_t* config) {
   rig_t rig;
   uint64_t digest = 0;
-  char text[200];
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  WORKS(rig_open(&rig, NULL, config));
+  open_all(&rig, config);
   WORKS(rig_round(&rig, &digest));
-  rig_close(&rig);
-  rig_use_machine(NULL, 0);
-  if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazard: %s", text);
-  if (fakes_close(text, sizeof text) != 0) fail_msg("left: %s", text);
+  assert_int_equal(close_all(&rig), 0);
   return digest;
 }
 

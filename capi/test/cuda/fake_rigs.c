@@ -13,8 +13,8 @@ sluice_moe_config_t config_under(int64_t capacity) {
 
 int64_t close_all(rig_t* rig) {
   char hazard[200], live[200];
-  const int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
   rig_close(rig);
+  const int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
   if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
   rig_use_machine(NULL, 0);
   return hazards;

@@ -98,8 +98,8 @@ TEST(CudaLayer_WhatIsNotThereYet_IsRefusedByName) {
 }
 
 static sluice_moe_config_t config_under_capacity(void) {
-  sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
-  config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 6;
+  sluice_moe_config_t config = config_under(6);
+  config.restore_input = SLUICE_RESTORE_OFFLOAD, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   return config;
 }
 
@@ -221,42 +221,7 @@ static void use_plan(rig_t* rig) {
   sluice_plan_destroy(use_plan_in_its_bytes(rig, &config, &info));
 }
 
-/* Creates and uses a context while each call of the library fails in turn. Afterwards the same context runs a whole
- * round, with the usual bits. */
-static int64_t nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config, int planned,
-                                   int64_t step) {
-  uint64_t want = 0, got = 0;
-  int64_t told = 0, nth = 0;
-  rig_t rig;
-  open_all(&rig, config);
-  if (planned) use_plan(&rig);
-  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
-  close_all(&rig);
-  for (; nth < MOST_CALLS; nth += step) {
-    open_all(&rig, config);
-    if (planned) use_plan(&rig);
-    library->fail_call(nth, library->code);
-    sluice_status_t status = rig_round(&rig, &got);
-    int failed = library->failed();
-    library->fail_call(-1, 0);
-    if (status != SLUICE_OK) {
-      assert_told(status);
-      ++told;
-    } else if (got != want) {
-      fail_msg("%s, call %lld failed and nobody said so", library->name, (long long)nth);
-    }
-    sluice_status_t again = rig_round(&rig, &got);
-    if (again != SLUICE_OK) fail_msg("%s, call %lld: %d, %s", library->name, (long long)nth, again, last_message());
-    if (got != want) fail_msg("%s, after failed call %lld other bits", library->name, (long long)nth);
-    close_all(&rig);
-    if (!failed) break;
-  }
-  assert_true(told > 0 && nth < MOST_CALLS);
-  printf("%s: %lld of %lld failures reported, the others in releases\n", library->name, (long long)told,
-         (long long)nth);
-  return told;
-}
-
+/* Captures a pass and destroys its graph. */
 static sluice_status_t capture_round(rig_t* rig) {
   sluice_fake_graph_t* graph = NULL;
   sluice_step_t* step = NULL;
@@ -268,32 +233,46 @@ static sluice_status_t capture_round(rig_t* rig) {
   return status;
 }
 
-/* Fails each call in turn while a pass is being captured: the call says so, and outside the capture nothing changed. */
-static void nth_call_of_a_capture(const library_t* library) {
-  const sluice_moe_config_t config = config_under_capacity();
+enum { PLAIN, PLANNED, CAPTURED };
+
+/* Creates and uses a context, or captures a pass, while each call of the library fails in turn: the call says so.
+ * Afterwards the same context runs a whole round, with the usual bits. */
+static int64_t nth_call(const library_t* library, const sluice_moe_config_t* config, int way, int64_t step) {
   uint64_t want = 0, got = 0;
   int64_t told = 0, nth = 0;
-  int failed = 1;
-  for (; failed && nth < MOST_CALLS; ++nth) {
-    rig_t rig;
-    open_all(&rig, &config);
-    assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
-    rig_reset(&rig);
-    sluice_fake_cuda_begin_capture(fakes_stream(0));
+  rig_t rig;
+  open_all(&rig, config);
+  if (way == PLANNED) use_plan(&rig);
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  close_all(&rig);
+  for (int failed = 1; failed && nth < MOST_CALLS; nth += step) {
+    open_all(&rig, config);
+    if (way == PLANNED) use_plan(&rig);
+    if (way == CAPTURED) {
+      assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+      rig_reset(&rig);
+      sluice_fake_cuda_begin_capture(fakes_stream(0));
+    }
     library->fail_call(nth, library->code);
-    sluice_status_t status = capture_round(&rig);
+    sluice_status_t status = way == CAPTURED ? capture_round(&rig) : rig_round(&rig, &got);
     failed = library->failed();
     library->fail_call(-1, 0);
-    if (status != SLUICE_OK) assert_told(status);
-    told += status != SLUICE_OK;
     assert_true(failed || status == SLUICE_OK);
+    if (status != SLUICE_OK) {
+      assert_told(status);
+      ++told;
+    } else if (way != CAPTURED && got != want) {
+      fail_msg("%s, call %lld failed and nobody said so", library->name, (long long)nth);
+    }
     sluice_status_t again = rig_round(&rig, &got);
     if (again != SLUICE_OK) fail_msg("%s, call %lld: %d, %s", library->name, (long long)nth, again, last_message());
     if (got != want) fail_msg("%s, after failed call %lld other bits", library->name, (long long)nth);
     close_all(&rig);
   }
   assert_true(told > 0 && nth < MOST_CALLS);
-  printf("%s, captured: %lld of %lld failures reported\n", library->name, (long long)told, (long long)nth - 1);
+  printf("%s%s: %lld of %lld failures reported, the others in releases\n", library->name,
+         way == CAPTURED ? ", captured" : "", (long long)told, (long long)(nth / step) - 1);
+  return told;
 }
 
 static void* wait_for_a_stream(void* code) {
@@ -330,8 +309,9 @@ TEST(CudaGraph_CapturedInGlobalMode_IsInvalidatedByAnotherThreadAlone) {
 }
 
 TEST(CudaGraph_NthCallOfACaptureFails_ContextWorksOn) {
-  nth_call_of_a_capture(&DRIVER);
-  nth_call_of_a_capture(&CUBLAS);
+  const sluice_moe_config_t config = config_under_capacity();
+  nth_call(&DRIVER, &config, CAPTURED, 1);
+  nth_call(&CUBLAS, &config, CAPTURED, 1);
 }
 
 TEST(CudaLayer_NthCallOfARoundFails_ContextWorksOn) {
@@ -341,17 +321,17 @@ TEST(CudaLayer_NthCallOfARoundFails_ContextWorksOn) {
   const sluice_moe_config_t planned = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD);
   sluice_moe_config_t callbacks = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
   callbacks.callback_experts = 1;
-  nth_call_of_a_round(&DRIVER, &keep, 0, 1);
-  nth_call_of_a_round(&DRIVER, &offload, 0, 1);
-  nth_call_of_a_round(&DRIVER_MEMORY, &offload, 0, 1);
-  nth_call_of_a_round(&CUBLAS, &plain, 0, 1);
-  nth_call_of_a_round(&DRIVER, &capacity, 0, 1);
-  nth_call_of_a_round(&CUBLAS, &capacity, 0, 1);
-  assert_true(nth_call_of_a_round(&DRIVER, &callbacks, 0, 1) > 100); /* includes the host's own launches */
-  nth_call_of_a_round(&DRIVER, &planned, 1, 7);                      /* a plan adds few calls of its own */
-  nth_call_of_a_round(&DRIVER_MEMORY, &planned, 1, 7);
+  nth_call(&DRIVER, &keep, PLAIN, 1);
+  nth_call(&DRIVER, &offload, PLAIN, 1);
+  nth_call(&DRIVER_MEMORY, &offload, PLAIN, 1);
+  nth_call(&CUBLAS, &plain, PLAIN, 1);
+  nth_call(&DRIVER, &capacity, PLAIN, 1);
+  nth_call(&CUBLAS, &capacity, PLAIN, 1);
+  assert_true(nth_call(&DRIVER, &callbacks, PLAIN, 1) > 100); /* includes the host's own launches */
+  nth_call(&DRIVER, &planned, PLANNED, 7);                    /* a plan adds few calls of its own */
+  nth_call(&DRIVER_MEMORY, &planned, PLANNED, 7);
   assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
-  nth_call_of_a_round(&CUBLAS, &plain, 0, 11); /* gemm_cublas_test fails all of them */
+  nth_call(&CUBLAS, &plain, PLAIN, 11); /* gemm_cublas_test fails all of them */
   unsetenv("SLUICE_CUBLAS");
 }
 

@@ -210,8 +210,7 @@ static sluice_device_t* device; /* NULL: this CPU */
 
 static sluice_status_t create_cublas(void) {
   sluice_fake_cuda_reset();
-  SLUICE_TRY(
-      sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0, &allocator, &device));
+  SLUICE_TRY(sluice_fake_cuda_device(&allocator, &device));
   const sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
   const sluice_gemm_cublas_options_t options = {
       .device = device, .memory = &allocator, .symbols = &symbols, .workspace_bytes = 4096};
@@ -264,9 +263,7 @@ static const int64_t sizes[][3] = {
 };
 enum { NUM_SIZES = sizeof sizes / sizeof sizes[0] };
 
-static void Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight(void** state) {
-  const int32_t format = (int32_t)(intptr_t)*state;
-  skip_when_missing();
+static void every_type_and_edge(int32_t format) {
   const sluice_packed_format_t* f = sluice_packed_format(format);
   static const int32_t blocks[] = {32, 96, 128};
   for (int i = 0; i < NUM_SIZES; ++i) {
@@ -293,9 +290,13 @@ static void Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight(void** state) {
   }
 }
 
+TEST(Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight) {
+  skip_when_missing();
+  for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) every_type_and_edge(format);
+}
+
 /* f64 always runs in ref. */
-static void Packed_F64_BitsOfTheDecodedWeight(void** state) {
-  (void)state;
+TEST(Packed_F64_BitsOfTheDecodedWeight) {
   skip_when_missing();
   for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
     const int32_t own = sluice_packed_format(format)->block_cols;
@@ -308,8 +309,7 @@ static void Packed_F64_BitsOfTheDecodedWeight(void** state) {
 }
 
 /* More columns than scratch memory can hold decoded. Sums of whole numbers are exact in any order. */
-static void Packed_MoreThanScratchHolds_InPartsWithinIt(void** state) {
-  (void)state;
+TEST(Packed_MoreThanScratchHolds_InPartsWithinIt) {
   skip_when_missing();
   for (int d = 0; d < 2; ++d) {
     weight_t w = make_weight(SLUICE_PACKED_INT8, 128, d == 0 ? 2301 : 1040, d == 0 ? 1040 : 2301, 0, 1);
@@ -319,8 +319,7 @@ static void Packed_MoreThanScratchHolds_InPartsWithinIt(void** state) {
 }
 
 /* Decoding a weight to memory first takes many times as long as a GEMM of one row. */
-static void Packed_OneRow_DecodesNothingToMemory(void** state) {
-  (void)state;
+TEST(Packed_OneRow_DecodesNothingToMemory) {
   skip_when_missing();
   if (is_foreign() || is_on_device()) skip_because("%s reads only decoded weights", name);
   enum { ROWS = 256, COLS = 1024 };
@@ -336,8 +335,7 @@ static void Packed_OneRow_DecodesNothingToMemory(void** state) {
 }
 
 /* A list with packed and plain weights, and GEMMs without rows or depth. */
-static void Packed_NextToOthersInAList_EachItsOwnWay(void** state) {
-  (void)state;
+TEST(Packed_NextToOthersInAList_EachItsOwnWay) {
   skip_when_missing();
   enum { M = 9, N = 40, K = 64 };
   weight_t w = make_weight(SLUICE_PACKED_MXFP4, 32, N, K, 0, 0);
@@ -370,8 +368,7 @@ static void refused(const sluice_gemm_problem_t* p, const sluice_packed_t* packe
   if (strstr(last_message(), part) == NULL) fail_msg("\"%s\" does not say \"%s\"", last_message(), part);
 }
 
-static void Packed_StridesOrSizesThatDoNotFit_Refused(void** state) {
-  (void)state;
+TEST(Packed_StridesOrSizesThatDoNotFit_Refused) {
   skip_when_missing();
   float a[64], c[64];
   uint8_t codes[64] = {0}, scales[4] = {0};
@@ -396,23 +393,13 @@ static void Packed_StridesOrSizesThatDoNotFit_Refused(void** state) {
 int main(int argc, char** argv) {
   name = argc > 1 ? argv[1] : "ref";
   unsetenv("SLUICE_GEMM");
-  struct CMUnitTest tests[] = {
-      {"mxfp4", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_MXFP4},
-      {"fp8", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_FP8},
-      {"int8", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_INT8},
-      {"int4", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_INT4},
-      cmocka_unit_test_setup_teardown(Packed_F64_BitsOfTheDecodedWeight, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Packed_MoreThanScratchHolds_InPartsWithinIt, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Packed_OneRow_DecodesNothingToMemory, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Packed_NextToOthersInAList_EachItsOwnWay, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Packed_StridesOrSizesThatDoNotFit_Refused, set_up, tear_down),
-  };
-  if (strcmp(name, "native") != 0) return cmocka_run_group_tests(tests, NULL, NULL);
+  if (strcmp(name, "native") != 0) return run_cases_each(set_up, tear_down);
   sluice_native_set_t sets[SLUICE_NATIVE_SETS];
   int failed = 0;
   for (int i = 0, count = sluice_native_sets(sets); i < count; ++i) {
     set_name = sets[i].name;
-    failed += cmocka_run_group_tests_name(set_name, tests, NULL, NULL);
+    print_message("%s\n", set_name);
+    failed += run_cases_each(set_up, tear_down);
   }
   return failed;
 }

@@ -2,15 +2,7 @@
 /* Creates and destroys an NCCL communicator. */
 #include "backend/base/clock.h"
 #include "backend/base/text.h"
-#include "backend/comm/nccl/nccl_comm.h"
-#include "backend/comm/nccl/nccl_failure.h"
-#include "backend/comm/nccl/nccl_headers.h"
-#include "backend/comm/nccl/nccl_host.h"
-#include "backend/comm/nccl/nccl_register.h"
-#include "backend/comm/nccl/nccl_settle.h"
-#include "backend/comm/nccl/nccl_split.h"
 #include "backend/comm/nccl/nccl_state.h"
-#include "backend/comm/nccl/nccl_stream.h"
 #include "backend/comm/tcp/tcp_side_channel.h"
 
 #define FINALIZE_WAIT_NS UINT64_C(2000000000)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/comm/nccl/nccl_failure.h"
-
+/* Failures of a communicator: errors, the rank at fault, and the end of the group. */
 #include <stdio.h>
 #include <string.h>
+
+#include "backend/comm/nccl/nccl_state.h"
 
 void sluice_nccl_end_kernels(nccl_comm_t* comm) {
   pthread_mutex_lock(&comm->mutex);

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Headers over separate TCP connections. NCCL starts a group after all earlier groups of its communicator, so a header
  * sent through NCCL would wait for the rows of earlier passes. */
-#include "backend/comm/nccl/nccl_headers.h"
-
 #include <stdio.h>
 
 #include "backend/base/log.h"
-#include "backend/comm/nccl/nccl_failure.h"
-#include "backend/comm/nccl/nccl_settle.h"
+#include "backend/comm/nccl/nccl_state.h"
 
 static sluice_status_t connect_all(nccl_comm_t* comm) {
   sluice_comm_t* tcp = NULL;

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/comm/nccl/nccl_host.h"
-
+/* Exchanges of host memory through staging, with a wait. */
 #include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
-#include "backend/comm/nccl/nccl_failure.h"
-#include "backend/comm/nccl/nccl_headers.h"
-#include "backend/comm/nccl/nccl_settle.h"
-#include "backend/comm/nccl/nccl_stream.h"
+#include "backend/comm/nccl/nccl_state.h"
 
 enum { HOST = 0, DEVICE = 1 };
 #define LEAST_STAGING UINT64_C(65536) /* growing frees the old staging, which waits for all exchanges */

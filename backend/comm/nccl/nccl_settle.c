@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/comm/nccl/nccl_settle.h"
-
+/* Waits for background work of NCCL: creation, connection, launch. */
 #include <sched.h>
 #include <time.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
-#include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_state.h"
 
 #define POLL_NS UINT64_C(50000)
 #define SPIN_NS UINT64_C(200000) /* most groups are launched sooner, and a sleep takes longer than that */

@@ -5,13 +5,10 @@
  * shortly after the host's communicator has left IN_PROGRESS, and until then the host's communicator accepts no other
  * call (NVIDIA/nccl issue 1472). Therefore the memory for the handle outlives the call, and the call waits, so that the
  * host can use its communicator afterwards. */
-#include "backend/comm/nccl/nccl_split.h"
-
 #include <stdatomic.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/nccl/nccl_failure.h"
-#include "backend/comm/nccl/nccl_settle.h"
+#include "backend/comm/nccl/nccl_state.h"
 
 typedef struct split_s {
   _Atomic(void*) made; /* NCCL stores it with release order */

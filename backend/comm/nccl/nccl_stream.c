@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/comm/nccl/nccl_stream.h"
-
+/* Exchanges in stream order. */
 #include <string.h>
 
-#include "backend/comm/nccl/nccl_failure.h"
-#include "backend/comm/nccl/nccl_settle.h"
+#include "backend/comm/nccl/nccl_state.h"
 
 /* Appends the sends and receives of the exchange to the list. Device memory only. */
 static sluice_status_t note_exchange(nccl_comm_t* comm, const sluice_exchange_t* e) {

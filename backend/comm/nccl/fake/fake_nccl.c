@@ -131,9 +131,6 @@ static void check_is_free(const fake_comm_t* comm) {
   if (comm->split != NULL) breaks("a communicator was used while its split was in progress");
 }
 
-/* IN_PROGRESS as a failure on command is no failure: the call is done. */
-static int is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
-
 /* ---- registered buffers ---------------------------------------------------------------------------------------- */
 
 static int fake_mem_alloc(void** out_data, size_t bytes) {
@@ -387,10 +384,10 @@ static int fake_destroy(void* comm) {
   sluice_fake_cuda_lock();
   int code = planned();
   check_is_free(comm);
-  for (const registration_t* r = state.registrations; r != NULL && is_taken(code); r = r->next) {
+  for (const registration_t* r = state.registrations; r != NULL && sluice_nccl_is_taken(code); r = r->next) {
     if (r->comm == comm) breaks("a communicator was destroyed with a registration left");
   }
-  if (is_taken(code)) end_comm(comm);
+  if (sluice_nccl_is_taken(code)) end_comm(comm);
   sluice_fake_cuda_unlock();
   return code;
 }
@@ -561,7 +558,7 @@ static int fake_group_end(void) {
     code = INVALID_USAGE;
   } else if (--open_groups == 0 && batch != NULL) {
     batch->number = -1;
-    if (!is_taken(code) || batch->comm->ended) {
+    if (!sluice_nccl_is_taken(code) || batch->comm->ended) {
       drop_batch(batch);
     } else if (state.linger > 0) {
       if (batch->comm->late != NULL) enqueue_batch(batch->comm->late);
@@ -583,7 +580,7 @@ static int add(const void* data, size_t count, int type, int peer, fake_comm_t* 
                  open_groups == 0 || (batch != NULL && (batch->comm != comm || batch->stream != stream));
   if (code == 0 && is_wrong) code = INVALID_USAGE;
   check_is_free(comm);
-  if (is_taken(code)) {
+  if (sluice_nccl_is_taken(code)) {
     if (batch == NULL) {
       batch = calloc(1, sizeof *batch);
       batch->comm = comm;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/comm/comm.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/exchange_arrays.h"
 
 sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase) {

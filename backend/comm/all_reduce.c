@@ -4,7 +4,7 @@
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/comm_stragglers.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/exchange_arrays.h"
 
 #define SMALL_REDUCE_BYTES UINT64_C(65536) /* received per rank; above it two exchanges are cheaper than one */

@@ -6,7 +6,7 @@
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/element_sums.h"
 #include "backend/comm/exchange_arrays.h"
 

@@ -7,7 +7,7 @@
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/comm_stragglers.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/group/wait.h"
 
 sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {

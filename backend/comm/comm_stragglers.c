@@ -6,7 +6,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 
 #define MAX_STRAGGLERS_LISTED 8
 #define LOOK_NS               (UINT64_C(2) * 1000000000)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory of arriving messages, and their matching with receives. */
-#include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/messages_state.h"
 
 /* Each payload is preceded by the arrival itself and by room for the largest head. */

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Failures of an endpoint, and what peers report about themselves. */
 #include <stdio.h>
-#include <string.h>
 
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/messages_state.h"
 
 void sluice_messages_fail_with(sluice_messages_t* m, const sluice_error_info_t* why, int32_t culprit) {

@@ -5,7 +5,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/messages_state.h"
 
 #define DEFAULT_UNEXPECTED_BYTES (UINT64_C(1) << 30)

@@ -5,7 +5,7 @@
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/messages_state.h"
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/comm_usable.h"
+#include "backend/comm/comm_life.h"
 #include "backend/comm/messages_state.h"
 #include "backend/group/wait.h"
 

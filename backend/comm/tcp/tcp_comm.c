@@ -377,6 +377,12 @@ sluice_status_t sluice_tcp_open_headers(sluice_comm_t* comm, sluice_comm_t** out
   return create_over(comm, NULL, NULL, out_tcp);
 }
 
+sluice_status_t sluice_tcp_open_side_channel(sluice_comm_t* comm, sluice_messages_t* messages,
+                                             sluice_wire_t** out_wire) {
+  const sluice_tcp_way_t way = {.connect_timeout_ns = SLUICE_TCP_CONNECT_NS};
+  return sluice_tcp_messages_open(comm, &way, messages, out_wire);
+}
+
 /* ---- without a parent -------------------------------------------------------------------------------------------- */
 
 static sluice_status_t check_at(const char* addresses, const void* secret, uint64_t secret_bytes, int32_t rank) {

@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "backend/base/clock.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/test/tcp_ranks.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/device/cuda/cuda_adam.h"
-
+/* The kernels of adam_kernels.h on a CUDA device. */
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
+#include "backend/device/cuda/cuda_state.h"
 
 /* Kernels of one name are numbered in the order f32, bf16, f16, like SLUICE_DTYPE_*. */
 static int32_t by_dtype(int32_t kernel, int32_t dtype) { return kernel + (dtype - SLUICE_DTYPE_F32); }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/device/cuda/cuda_clock.h"
-
-#include "backend/device/cuda/cuda_pass.h"
+/* Times of passes and their ops, implementing device/device_clock.h. */
 #include "backend/device/cuda/cuda_state.h"
 
 struct sluice_timer_s {

@@ -3,9 +3,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "backend/device/cuda/cuda_device_memory.h"
-#include "backend/device/cuda/cuda_kernels.h"
-#include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_state.h"
 
 const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* device) {
@@ -131,6 +128,14 @@ sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* drive
   if (device == NULL) return sluice_alloc_status();
   device->driver = driver;
   return create(device, image, ordinal, allocator, out_device);
+}
+
+/* The image of the kernels, which the build puts into read-only data (cuda_image.S). */
+extern const char sluice_cuda_image_begin[];
+extern const char sluice_cuda_image_end[];
+
+sluice_cuda_image_t sluice_cuda_image(void) {
+  return (sluice_cuda_image_t){sluice_cuda_image_begin, (uint64_t)(sluice_cuda_image_end - sluice_cuda_image_begin)};
 }
 
 sluice_status_t sluice_cuda_device_create(int32_t ordinal, sluice_allocator_t* allocator,

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/device/cuda/cuda_device_memory.h"
-
+/* Implements device/device_memory.h for CUDA. */
 #include <string.h>
 
-#include "backend/device/cuda/cuda_adam.h"
-#include "backend/device/cuda/cuda_clock.h"
-#include "backend/device/cuda/cuda_pass.h"
-#include "backend/device/cuda/cuda_routing_kernels.h"
 #include "backend/device/cuda/cuda_state.h"
 
 static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t stream) {

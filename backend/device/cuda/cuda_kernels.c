@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of row kernels: each entry fills an argument struct and launches a kernel. */
-#include "backend/device/cuda/cuda_kernels.h"
-
 #include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/base/tensor.h"
 #include "backend/device/cuda/cuda_launch.h"
+#include "backend/device/cuda/cuda_state.h"
 
 /* Kernels of one name are numbered in the order f32, bf16, f16, f64, like SLUICE_DTYPE_*. */
 static int32_t by_dtype(int32_t kernel, int32_t dtype) { return kernel + (dtype - SLUICE_DTYPE_F32); }

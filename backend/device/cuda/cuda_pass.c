@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/device/cuda/cuda_pass.h"
-
+/* Lanes, jobs and joins of a pass, and the state that a pass leaves on lanes. */
 #include <string.h>
+
+#include "backend/device/cuda/cuda_state.h"
 
 sluice_status_t sluice_cuda_make_event(cuda_device_t* device, void** event) {
   if (*event != NULL) return SLUICE_OK;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads device memory on the host, and checks that pointers and streams belong to the device. */
-#include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_state.h"
 
 static sluice_status_t read_inside(cuda_device_t* device, sluice_stream_t stream, const void* data, void* out,

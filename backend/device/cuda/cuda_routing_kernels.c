@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/device/cuda/cuda_routing_kernels.h"
-
+/* The kernels of cuda_routing.h, implementing device/routing_kernels.h. */
 #include "backend/device/cuda/cuda_memory.h"
-#include "backend/device/cuda/cuda_token_copies.h"
-#include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_routing.h"
 #include "backend/device/cuda/cuda_state.h"
 

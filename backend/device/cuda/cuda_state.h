@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The state of a CUDA device. cuda_device.h is the public header; each of these files has its own:
- *
- * cuda_create.c    creates and destroys the device
- * cuda_launch.c    entering its context, and launches
- * cuda_pass.c      lanes, jobs and joins of a pass
- * cuda_read.c      reads of device memory by the host, and checks of pointers and streams
- * cuda_device_memory.c, cuda_routing_kernels.c, cuda_clock.c
- *                  the tables of a device with its own memory, for the engine
- * cuda_times.c     times of the jobs of a pass
- * cuda_memory.c    its allocator and its pools */
+/* The state of a CUDA device, and the functions that its files share. Private to this folder; cuda_device.h is the
+ * public header. */
 #pragma once
 
 #include <sys/types.h>
 
 #include "backend/base/lanes.h"
+#include "backend/device/adam_kernels.h"
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/device/cuda/cuda_kernel_ids.h"
 #include "backend/device/cuda/cuda_memory.h"
@@ -83,3 +76,34 @@ static inline sluice_cuda_memory_state_t* sluice_cuda_memory_state(sluice_device
     int cu_code_ = (device)->driver->call;                                               \
     if (cu_code_ != 0) return sluice_cuda_fail((device)->driver, cu_code_, __VA_ARGS__); \
   } while (0)
+
+/* ---- cuda_pass.c: lanes, jobs and joins of a pass. The device is entered ---- */
+
+/* Creates an event on first use. */
+sluice_status_t sluice_cuda_make_event(cuda_device_t* device, void** event);
+/* Makes `stream` wait for lanes that a failed join left running. */
+sluice_status_t sluice_cuda_rejoin(sluice_device_t* device, sluice_stream_t stream);
+/* Returns STATE if there are such lanes: a capture cannot wait for them. */
+sluice_status_t sluice_cuda_check_joined(sluice_device_t* device);
+
+/* The entries of the device's table. */
+sluice_status_t sluice_cuda_begin(sluice_device_t* device, int32_t num_events, sluice_job_fn_t fn, void* user,
+                                  sluice_stream_t stream);
+sluice_status_t sluice_cuda_submit(sluice_device_t* device, const sluice_job_t* job);
+sluice_status_t sluice_cuda_join(sluice_device_t* device);
+/* Entries of the table of its memory. */
+sluice_status_t sluice_cuda_fork_stream(sluice_device_t* device, sluice_stream_t stream, sluice_stream_t* out_stream);
+sluice_status_t sluice_cuda_join_stream(sluice_device_t* device, sluice_stream_t stream);
+
+/* ---- the device's tables ---- */
+
+/* The table of row kernels (kernels.h) whose entries launch CUDA kernels. */
+const sluice_kernels_t* sluice_cuda_kernels(void);
+/* The tables of a device with its own memory (device_memory.h, routing_kernels.h, adam_kernels.h, device_clock.h). */
+extern const sluice_device_memory_t sluice_cuda_memory;
+extern const sluice_routing_kernels_t sluice_cuda_routing_kernels;
+extern const sluice_device_adam_kernels_t sluice_cuda_adam_kernels;
+extern const sluice_device_clock_t sluice_cuda_clock;
+
+/* Releases the cached blocks. The device is entered if possible; called by destroy. */
+void sluice_cuda_memory_release(sluice_device_t* device);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/device/cuda/cuda_token_copies.h"
-
+/* Token copies on the device: a part of sluice_cuda_routing_kernels. */
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/cuda_memory.h"

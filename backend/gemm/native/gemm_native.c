@@ -29,7 +29,6 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
-#include "backend/base/threads.h"
 #include "backend/gemm/gemm_form.h"
 #include "backend/gemm/native/native_kernels.h"
 #include "backend/gemm/native/native_runs.h"

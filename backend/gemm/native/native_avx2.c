@@ -286,15 +286,6 @@ INLINE void pack_rows_of(int32_t dtype, const void* in, int64_t in_ld, int64_t c
   pack_rows_8(dtype, (const char*)in + LANES * row_bytes, row_bytes, count - LANES, depth, out + LANES, out_ld);
 }
 
-static void pack_rows(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
-                      int64_t out_ld) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: pack_rows_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
-    case SLUICE_DTYPE_F16: pack_rows_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
-    default: pack_rows_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
-  }
-}
-
 INLINE void pack_columns_of(int32_t dtype, const void* in, int64_t in_ld, int64_t count, int64_t depth, float* out,
                             int64_t out_ld) {
   const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
@@ -308,15 +299,6 @@ INLINE void pack_columns_of(int32_t dtype, const void* in, int64_t in_ld, int64_
   }
 }
 
-static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
-                         int64_t out_ld) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: pack_columns_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
-    case SLUICE_DTYPE_F16: pack_columns_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
-    default: pack_columns_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
-  }
-}
-
 /* ---- tiles at the right edge ------------------------------------------------------------------------------------ */
 
 /* Computes a tile of fewer than WIDTH columns as a whole tile, from a copy of its part of C into another buffer. */
@@ -325,7 +307,7 @@ static void edge_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t
   char out[MAX_ROWS * WIDTH_BYTES];
   sluice_native_tile_t whole = *tile;
   if (tile->raw != NULL) {
-    pack_columns(tile->raw, tile->raw_ld, SLUICE_DTYPE_F32, tile->cols, tile->depth, tile->b, WIDTH);
+    pack_columns_of(SLUICE_DTYPE_F32, tile->raw, tile->raw_ld, tile->cols, tile->depth, tile->b, WIDTH);
     whole.raw = NULL;
   }
   if (tile->start != NULL) {

@@ -65,15 +65,6 @@ INLINE void pack_rows_of(int32_t dtype, const void* in, int64_t in_ld, int64_t c
   }
 }
 
-static void pack_rows(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
-                      int64_t out_ld) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: pack_rows_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
-    case SLUICE_DTYPE_F16: pack_rows_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
-    default: pack_rows_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
-  }
-}
-
 INLINE void pack_columns_of(int32_t dtype, const void* in, int64_t in_ld, int64_t count, int64_t depth, float* out,
                             int64_t out_ld) {
   const int64_t row_bytes = in_ld * (dtype == SLUICE_DTYPE_F32 ? 4 : 2);
@@ -83,15 +74,6 @@ INLINE void pack_columns_of(int32_t dtype, const void* in, int64_t in_ld, int64_
     _mm512_storeu_ps(out, load(dtype, at, mask));
     at += row_bytes;
     out += out_ld;
-  }
-}
-
-static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
-                         int64_t out_ld) {
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: pack_columns_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
-    case SLUICE_DTYPE_F16: pack_columns_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
-    default: pack_columns_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
   }
 }
 

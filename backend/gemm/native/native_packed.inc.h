@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs in f32 with packed weights: those of few rows decode B in registers, all others use panels of B. native_avx2.c
- * and native_avx512.c include this file after their packing, with the definitions for native_decode.inc.h and
+ * and native_avx512.c include this file with the definitions for native_decode.inc.h and
  *
+ *   pack_rows_of, pack_columns_of(dtype, ...)   pack_rows, pack_columns of native_kernels.h for a constant dtype
  *   transposed_words(at, from, left, words)     words[i]: dword i of the next 64 bytes of LANES rows; bytes past
  *                                    `left` are not read
  *   word_values(format, word)        the code in the lowest bits of each lane as f32, without its scale
@@ -20,6 +21,24 @@
  * (gradients of the input), a register holds the codes of neighbouring columns. Each decoded register is multiplied by
  * broadcast elements of A. The sum of an element is the same chain of fused multiply-adds over k as in a tile, and
  * values are rounded as in sluice_packed_decode, so the bits are the same. */
+
+static void pack_rows(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                      int64_t out_ld) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: pack_rows_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
+    case SLUICE_DTYPE_F16: pack_rows_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
+    default: pack_rows_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
+  }
+}
+
+static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                         int64_t out_ld) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: pack_columns_of(SLUICE_DTYPE_BF16, in, in_ld, count, depth, out, out_ld); break;
+    case SLUICE_DTYPE_F16: pack_columns_of(SLUICE_DTYPE_F16, in, in_ld, count, depth, out, out_ld); break;
+    default: pack_columns_of(SLUICE_DTYPE_F32, in, in_ld, count, depth, out, out_ld); break;
+  }
+}
 
 enum {
   CHUNK = 64, /* bytes of a row of B that are read at a time: a cache line */

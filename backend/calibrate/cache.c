@@ -8,7 +8,6 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
-#include "backend/base/machine_cache.h"
 #include "backend/base/log.h"
 #include "backend/base/processors.h"
 #include "backend/calibrate/layout.h"

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/tensor.h"
 #include "backend/calibrate/passes_fit.h"
 #include "backend/calibrate/probe.h"
 #include "backend/moe/context/row_memory.h"

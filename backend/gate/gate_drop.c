@@ -2,7 +2,6 @@
 #include "backend/gate/gate_drop.h"
 
 #include <math.h>
-#include <string.h>
 
 static int64_t up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* When fresh memory is measured, and which size of pages is chosen. */
 
-#include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"
 #include "third_party/bazel/test.h"
 

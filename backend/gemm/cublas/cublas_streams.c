@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/device/cuda/cuda_device.h"
 
 enum { ALIGNMENT = 256 };
 

@@ -42,7 +42,13 @@ static struct {
 
 static int32_t device_id(int32_t rank) { return fakes.group != NULL ? 0 : rank; }
 
-static void open_ranks(int32_t world_size, int with_groups) {
+static void open_ranks(int32_t world_size, int with_groups, int is_local) {
+  memset(&fakes, 0, sizeof fakes);
+  sluice_fake_cuda_reset();
+  sluice_fake_cuda_fail_call(-1, 0);
+  sluice_fake_cublas_fail_call(-1, 0);
+  sluice_fake_nccl_fail_call(-1, 0);
+  if (is_local && sluice_local_group_create(world_size, &fakes.group) != SLUICE_OK) abort();
   fakes.world_size = world_size;
   fakes.timeout_ms = TIMEOUT_MS;
   fakes.cublas = sluice_fake_cublas(with_groups);
@@ -52,30 +58,11 @@ static void open_ranks(int32_t world_size, int with_groups) {
   for (int32_t r = 0; r < world_size; ++r) fakes.ranks[r].stream = sluice_fake_cuda_open_stream(device_id(r));
 }
 
-static void forget(void) {
-  memset(&fakes, 0, sizeof fakes);
-  sluice_fake_cuda_reset();
-  sluice_fake_cuda_fail_call(-1, 0);
-  sluice_fake_cublas_fail_call(-1, 0);
-  sluice_fake_nccl_fail_call(-1, 0);
-}
-
-void fakes_open(int32_t world_size, int with_groups) {
-  forget();
-  open_ranks(world_size, with_groups);
-}
-
-void fakes_open_local(int32_t world_size, int with_groups) {
-  forget();
-  if (sluice_local_group_create(world_size, &fakes.group) != SLUICE_OK) abort();
-  open_ranks(world_size, with_groups);
-}
+void fakes_open(int32_t world_size, int with_groups) { open_ranks(world_size, with_groups, 0); }
+void fakes_open_local(int32_t world_size, int with_groups) { open_ranks(world_size, with_groups, 1); }
 
 int64_t fakes_close(char* out, uint64_t out_bytes) {
-  for (int32_t r = 0; r < fakes.world_size; ++r) {
-    rank_machine_t* rank = &fakes.ranks[r];
-    sluice_fake_cuda_close_stream(rank->stream);
-  }
+  for (int32_t r = 0; r < fakes.world_size; ++r) sluice_fake_cuda_close_stream(fakes.ranks[r].stream);
   sluice_local_group_destroy(fakes.group);
   fakes.group = NULL;
   int64_t live = sluice_fake_cuda_live(out, out_bytes) + sluice_fake_cublas_handles() + sluice_fake_cublaslt_live() +
@@ -91,17 +78,13 @@ static sluice_cuda_sources_t sources(void) {
 }
 
 static sluice_status_t make_comm(int32_t rank, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
-  if (fakes.group != NULL) {
-    sluice_status_t made = sluice_comm_create_local(fakes.group, config, out_comm);
-    fakes.ranks[rank].comm = *out_comm;
-    return made;
-  }
   const sluice_cuda_sources_t from = sources();
   sluice_nccl_group_t group;
   sluice_nccl_group_init(&group, sizeof group);
   group.device_id = rank;
   group.id = &fakes.id;
-  sluice_status_t status = sluice_comm_create_nccl_from(config, &group, &from, out_comm);
+  const sluice_status_t status = fakes.group != NULL ? sluice_comm_create_local(fakes.group, config, out_comm)
+                                                     : sluice_comm_create_nccl_from(config, &group, &from, out_comm);
   fakes.ranks[rank].comm = *out_comm;
   return status;
 }

@@ -22,9 +22,8 @@
 #endif
 
 enum { NO_GPU = 77, MOST_RANKS = 4 };
-#define TIMEOUT_NS                                                                                 \
-  (UINT64_C(60) * 1000000000) /* a rank may load a library's kernels first, under a checker slowly \
-                               */
+/* A rank may load a library's kernels first, under a checker slowly. */
+#define TIMEOUT_NS UINT64_C(60000000000)
 
 /* Checks that device memory is returned after each case. */
 typedef enum watch_kind_e {
@@ -71,6 +70,14 @@ static void enter(int32_t rank) {
 static void leave(int32_t rank) {
   if (sluice_cuda_leave(ranks[rank].device) != SLUICE_OK) die("leave", 0);
 }
+/* Makes a call of the driver on the rank's device; the program ends if it fails. */
+#define DRIVE(rank, what, call)         \
+  do {                                  \
+    enter(rank);                        \
+    const int code_ = (call);           \
+    leave(rank);                        \
+    if (code_ != 0) die((what), code_); \
+  } while (0)
 
 static int32_t device_id(int32_t rank) {
   (void)rank;
@@ -78,30 +85,18 @@ static int32_t device_id(int32_t rank) {
 }
 static void* allocate(int32_t rank, uint64_t bytes) {
   unsigned long long data = 0;
-  enter(rank);
-  int code = driver->cuMemAlloc_v2(&data, bytes);
-  leave(rank);
-  if (code != 0) die("memory of a case", code);
+  DRIVE(rank, "memory of a case", driver->cuMemAlloc_v2(&data, bytes));
   return (void*)(uintptr_t)data;
 }
 static void release(void* data) {
-  int32_t rank = rank_here;
-  enter(rank);
-  int code = driver->cuMemFree_v2((unsigned long long)(uintptr_t)data);
-  leave(rank);
-  if (code != 0) die("memory of a case cannot be freed", code);
+  const int32_t rank = rank_here;
+  DRIVE(rank, "memory of a case cannot be freed", driver->cuMemFree_v2((unsigned long long)(uintptr_t)data));
 }
 static void settle(int32_t rank) {
-  enter(rank);
-  int code = driver->cuStreamSynchronize(ranks[rank].stream);
-  leave(rank);
-  if (code != 0) die("the stream of a rank", code);
+  DRIVE(rank, "the stream of a rank", driver->cuStreamSynchronize(ranks[rank].stream));
 }
 static void copy_over(int32_t rank, unsigned long long to, unsigned long long from, uint64_t bytes) {
-  enter(rank);
-  int code = bytes == 0 ? 0 : driver->cuMemcpyAsync(to, from, bytes, ranks[rank].stream);
-  leave(rank);
-  if (code != 0) die("copy", code);
+  DRIVE(rank, "copy", bytes == 0 ? 0 : driver->cuMemcpyAsync(to, from, bytes, ranks[rank].stream));
   settle(rank);
 }
 static void send(int32_t rank, void* there, const void* here, uint64_t bytes) {
@@ -128,10 +123,7 @@ static void note(int32_t rank, int32_t direction, int32_t has_returned) {
 }
 
 static void begin_capture(int32_t rank) {
-  enter(rank);
-  int code = gpu_graph_begin(ranks[rank].stream);
-  leave(rank);
-  if (code != 0) die("the beginning of a capture", code);
+  DRIVE(rank, "the beginning of a capture", gpu_graph_begin(ranks[rank].stream));
 }
 static int end_capture(int32_t rank) {
   rank_machine_t* r = &ranks[rank];
@@ -141,10 +133,7 @@ static int end_capture(int32_t rank) {
   return code;
 }
 static void launch(int32_t rank) {
-  enter(rank);
-  int code = gpu_graph_launch(&ranks[rank].graph, ranks[rank].stream);
-  leave(rank);
-  if (code != 0) die("the launch of a graph", code);
+  DRIVE(rank, "the launch of a graph", gpu_graph_launch(&ranks[rank].graph, ranks[rank].stream));
 }
 static void drop_graph(int32_t rank) {
   enter(rank);
@@ -210,10 +199,7 @@ static const char* memory_seen(size_t now) {
 
 static const char* close_case(void) {
   size_t now = 0, total = 0;
-  enter(0);
-  int code = driver->cuMemGetInfo_v2(&now, &total);
-  leave(0);
-  if (code != 0) die("memory info", code);
+  DRIVE(0, "memory info", driver->cuMemGetInfo_v2(&now, &total));
   return memory_seen(now);
 }
 
@@ -237,10 +223,7 @@ static void open_gpu(void) {
     if (status != SLUICE_OK) die("device", 0);
     if (r == 0 && !gpu_graphs_open()) die("a driver with graphs", 0);
     driver = sluice_cuda_device_driver(ranks[0].device);
-    enter(r);
-    int code = driver->cuStreamCreateWithPriority(&ranks[r].stream, SLUICE_CU_STREAM_NON_BLOCKING, 0);
-    leave(r);
-    if (code != 0) die("stream", code);
+    DRIVE(r, "stream", driver->cuStreamCreateWithPriority(&ranks[r].stream, SLUICE_CU_STREAM_NON_BLOCKING, 0));
   }
 }
 

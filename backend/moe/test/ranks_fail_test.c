@@ -129,7 +129,7 @@ static void device_run(part_t* me) {
   if (me->rank == 1) device->on = scene->on, device->nth = limit + scene->nth;
 
   rig_reset(&me->rig);
-  sluice_status_t status = whole_step(me);
+  sluice_status_t status = rig_step(&me->rig);
   if (me->rank == 1) STATUS(status, SLUICE_E_NO_MEMORY, "failed on command");
   sluice_step_t* step = NULL;
   if (me->rank == 1 || status == SLUICE_OK) status = rig_forward(&me->rig, &step);

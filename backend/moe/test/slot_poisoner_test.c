@@ -7,7 +7,6 @@
 #include "backend/schedule/check/releases.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 

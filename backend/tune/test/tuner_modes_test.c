@@ -5,7 +5,6 @@
 
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/layer/layer.h"
-#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 

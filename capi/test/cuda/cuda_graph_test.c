@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/hash.h"
 #include "backend/base/test/refused.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fake_rigs.h"
@@ -19,10 +18,11 @@ static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP}
 
 /* ---- capture --------------------------------------------------------------------------------------------------- */
 
-/* Tokens, routing and weights of round `round`, so that replays see other values than the capture. Some routes are
+/* Sets tokens, routing and weights of round `round`, so that replays see other values than the capture. Some routes are
  * dropped, including all routes of one token, and from the second round on one expert gets many rows. Rows that no
  * expert reads are NaN, which would expose a stale route of an earlier launch. */
 static void change_inputs(rig_t* rig, int round) {
+  rig_reset(rig);
   int32_t* ids = rig->ids.tensor.data;
   for (int64_t i = 0; i < rig->num_tokens * rig->config.model_width; ++i) {
     ((float*)rig->tokens.tensor.data)[i] = (float)((i * 5 + round * 3 + rig->rank) % 11 - 5) / 8.0f;
@@ -41,43 +41,16 @@ static void change_inputs(rig_t* rig, int round) {
   }
 }
 
-static void poison(const rig_tensor_t* t) { memset(t->memory, 0xff, t->bytes); }
-static uint64_t mix(uint64_t h, const rig_tensor_t* t) { return sluice_hash_bytes(h, t->memory, t->bytes); }
-static void poison_outputs(rig_t* rig) {
-  poison(&rig->out), poison(&rig->grad_tokens), poison(&rig->grad_weights);
-  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
-    for (int32_t e = 0; e < rig->num_local; ++e) poison(&rig->grads[kind][e]);
-  }
-}
-static uint64_t digest_gradients(const rig_t* rig) {
-  uint64_t h = mix(mix(SLUICE_HASH_OF_NOTHING, &rig->grad_tokens), &rig->grad_weights);
-  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
-    for (int32_t e = 0; e < rig->num_local; ++e) h = mix(h, &rig->grads[kind][e]);
-  }
-  return h;
-}
-
-static uint64_t digest_outputs(const rig_t* rig) { return mix(digest_gradients(rig), &rig->out); }
-
-static sluice_status_t forward_and_backward(rig_t* rig) {
-  sluice_step_t* step = NULL;
-  sluice_status_t status = rig_forward(rig, &step);
-  if (status == SLUICE_OK) status = rig_backward(rig, step);
-  sluice_step_drop(step);
-  return status;
-}
-
 enum { ROUNDS = 4 };
 static uint64_t wanted[4][ROUNDS], wanted_gradients[4][ROUNDS]; /* by rank: results of exact mode */
 
 static void run_eagerly(rank_t* r, rig_t* rig) {
   for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
     change_inputs(rig, round);
-    poison_outputs(rig);
-    r->status = forward_and_backward(rig);
+    r->status = rig_step(rig);
     fakes_machine()->settle(r->rank);
-    wanted[r->rank][round] = digest_outputs(rig);
-    wanted_gradients[r->rank][round] = digest_gradients(rig);
+    wanted[r->rank][round] = rig_digest(rig);
+    wanted_gradients[r->rank][round] = rig_digest_gradients(rig);
   }
 }
 
@@ -92,12 +65,13 @@ static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* gra
   change_inputs(rig, 2);
   sluice_fake_cuda_launch_graph(graph, fakes_stream(r->rank));
   fakes_machine()->settle(r->rank);
-  if (r->status == SLUICE_OK && digest_outputs(rig) != wanted[r->rank][2]) r->status = SLUICE_E_INTERNAL;
+  if (r->status == SLUICE_OK && rig_digest(rig) != wanted[r->rank][2]) r->status = SLUICE_E_INTERNAL;
   change_inputs(rig, 1);
   if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
   sluice_step_drop(step);
   fakes_machine()->settle(r->rank);
-  if (r->status == SLUICE_OK && digest_gradients(rig) != wanted_gradients[r->rank][1]) r->status = SLUICE_E_INTERNAL;
+  if (r->status == SLUICE_OK && rig_digest_gradients(rig) != wanted_gradients[r->rank][1])
+    r->status = SLUICE_E_INTERNAL;
   if (r->status == SLUICE_OK) {
     r->status = sluice_moe_take_capacity_report(rig->moe, fakes_stream(r->rank), &report);
   }
@@ -108,9 +82,9 @@ static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* gra
 static void capture_and_replay(rank_t* r, rig_t* rig) {
   void* stream = fakes_stream(r->rank);
   sluice_fake_graph_t* graph = NULL;
-  r->status = forward_and_backward(rig);
+  r->status = rig_step(rig);
   fakes_machine()->settle(r->rank);
-  poison_outputs(rig);
+  rig_reset(rig);
   pthread_barrier_wait(r->barrier);
   sluice_step_t* step = NULL;
   sluice_fake_cuda_begin_capture(stream);
@@ -126,22 +100,17 @@ static void capture_and_replay(rank_t* r, rig_t* rig) {
   r->waits = sluice_fake_cuda_host_waits(), r->queries = sluice_fake_cuda_queries();
   for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
     change_inputs(rig, round);
-    poison_outputs(rig);
     sluice_fake_cuda_launch_graph(graph, stream);
     fakes_machine()->settle(r->rank);
-    if (digest_outputs(rig) == wanted[r->rank][round]) continue;
+    if (rig_digest(rig) == wanted[r->rank][round]) continue;
     r->status = SLUICE_E_INTERNAL;
     snprintf(r->why, sizeof r->why, "round %d has other bits than exact mode", round);
   }
   pthread_barrier_wait(r->barrier);
   r->waits = sluice_fake_cuda_host_waits() - r->waits, r->queries = sluice_fake_cuda_queries() - r->queries;
   pthread_barrier_wait(r->barrier);
-  if (r->status == SLUICE_OK && r->rank % 2 == 0) {
-    r->status = forward_and_backward(rig); /* blocks are returned and taken again */
-  } else if (r->status == SLUICE_OK) {
-    r->status = forward_and_backward(rig);
-    sluice_step_drop(step); /* a captured step, dropped later: no block is returned */
-  }
+  if (r->status == SLUICE_OK) r->status = rig_step(rig); /* blocks are returned and taken again */
+  if (r->rank % 2 == 1) sluice_step_drop(step);          /* a captured step, dropped later: no block is returned */
   fakes_machine()->settle(r->rank);
   if (r->status == SLUICE_OK) run_between_launches(r, rig, graph);
   sluice_fake_cuda_destroy_graph(graph);
@@ -175,13 +144,13 @@ TEST(CudaGraph_AnyWaitLeftOut_IsSeen) {
     sluice_moe_config_t config = config_under(12);
     config.num_chunks = 3, config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
     open_all(&rig, &config);
-    assert_int_equal(forward_and_backward(&rig), SLUICE_OK);
+    assert_int_equal(rig_step(&rig), SLUICE_OK);
     rig_reset(&rig);
     sluice_fake_graph_t* graph = NULL;
     sluice_fake_cuda_forget_accesses();
     sluice_fake_cuda_begin_capture(fakes_stream(0));
     sluice_fake_cuda_drop_wait(nth);
-    sluice_status_t status = forward_and_backward(&rig);
+    sluice_status_t status = rig_step(&rig);
     if (nth < 0) waits = sluice_fake_cuda_waits();
     sluice_fake_cuda_drop_wait(-1);
     int code = sluice_fake_cuda_end_capture(fakes_stream(0), &graph);
@@ -211,11 +180,11 @@ TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
     config.max_tokens = rig.num_tokens, config.max_outstanding = 2;
     config.restore_input = POLICIES[policy][0], config.restore_pre_activation = POLICIES[policy][1];
     sluice_plan_t* plan = use_plan_in_its_bytes(&rig, &config, &info);
-    assert_int_equal(forward_and_backward(&rig), SLUICE_OK);
+    assert_int_equal(rig_step(&rig), SLUICE_OK);
     fakes_machine()->settle(0);
-    const uint64_t want = digest_outputs(&rig), want_gradients = digest_gradients(&rig);
+    const uint64_t want = rig_digest(&rig), want_gradients = rig_digest_gradients(&rig);
     sluice_fake_cuda_begin_capture(fakes_stream(0));
-    assert_int_equal(forward_and_backward(&rig), SLUICE_OK);
+    assert_int_equal(rig_step(&rig), SLUICE_OK);
     assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
     for (int round = 0; round < 6; ++round) {
       const int is_outstanding = round >= 3; /* the graph runs between a forward and its backward */
@@ -228,16 +197,16 @@ TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
         }
         if (status == SLUICE_OK) sluice_step_drop(other);
       }
-      poison_outputs(&rig);
+      rig_reset(&rig);
       sluice_fake_cuda_launch_graph(graph, fakes_stream(0));
       fakes_machine()->settle(0);
-      assert_true(digest_outputs(&rig) == want);
+      assert_true(rig_digest(&rig) == want);
       if (!is_outstanding) continue;
-      poison_outputs(&rig);
+      rig_reset(&rig);
       assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
       sluice_step_drop(step);
       fakes_machine()->settle(0);
-      assert_true(digest_gradients(&rig) == want_gradients);
+      assert_true(rig_digest_gradients(&rig) == want_gradients);
     }
     sluice_fake_cuda_destroy_graph(graph);
     close_planned(&rig, plan, &info);

@@ -58,12 +58,8 @@ static const char* check_with(const layer_machine_t* machine, const case_t* c, i
   world_free(&want);
   world_free(&cpu);
   if (d >= 0 && d <= room * world_tolerance(c) && e >= 0 && e <= room * ulps_of_cpu(c) && sends_as_cpu) return NULL;
-  snprintf(problem, sizeof problem,
-           "W %d n %d T %lld M %lld H %lld E %d K %d dtype %d act %d gated %d bias %d restore %d %d: distance %g, of "
-           "the CPU %g%s",
-           c->world_size, c->num_chunks, (long long)c->tokens[0], (long long)c->model_width, (long long)c->hidden_width,
-           c->num_experts, c->top_k, c->dtype, c->activation, c->gated, c->bias, c->restore_input,
-           c->restore_pre_activation, d, e, sends_as_cpu ? "" : ", other bytes sent");
+  snprintf(problem, sizeof problem, "%s: distance %g, of the CPU %g%s", case_text(c), d, e,
+           sends_as_cpu ? "" : ", other bytes sent");
   return problem;
 }
 
@@ -99,12 +95,10 @@ static const char* activations(const layer_machine_t* machine, int32_t world_siz
 }
 
 static const char* policies(const layer_machine_t* machine, int32_t world_size) {
-  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int p = 0; p < 9; ++p) {
     case_t c = case_of(world_size);
     c.num_chunks = CHUNKS[p % 3], c.bias = 1, c.gated = p % 2;
-    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
+    c.restore_input = p / 3, c.restore_pre_activation = world_pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3;
     SUITE_TRY(machine, &c);
     c.num_chunks = 4, c.dtype = SLUICE_DTYPE_BF16, c.restore = !c.restore;
@@ -308,14 +302,12 @@ static const char* deduplicated(const layer_machine_t* machine, int32_t world_si
 }
 
 static const char* deduplicated_policies(const layer_machine_t* machine, int32_t world_size) {
-  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const int32_t types[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (int i = 0; i < (world_size == 4 ? 18 : 9); ++i) {
     const int p = i % 9;
     case_t c = copies_case_of(world_size, i / 9);
     c.top_k = 1 + p, c.num_chunks = CHUNKS[p % 3], c.gated = p % 2, c.dtype = types[p / 3];
-    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
+    c.restore_input = p / 3, c.restore_pre_activation = world_pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.separate_wgrad = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
     c.num_experts = 12;
     SUITE_TRY(machine, &c);
@@ -376,7 +368,7 @@ static case_t random_case(const layer_machine_t* machine, int32_t most_ranks) {
   c.drop_every = throw_dice(3) == 0 ? 2 + throw_dice(5) : 0;
   c.hot_expert = throw_dice(4) == 0 && c.top_k < c.num_experts ? throw_dice(c.num_experts) : -1;
   c.transposed = throw_dice(2), c.uneven_owners = throw_dice(3) == 0, c.reuse_saved = throw_dice(2);
-  c.restore_input = throw_dice(3), c.restore_pre_activation = (int32_t[]){0, 1, 3}[throw_dice(3)];
+  c.restore_input = throw_dice(3), c.restore_pre_activation = world_pre_activations[throw_dice(3)];
   c.deduplicate = throw_dice(3) == 0;
   c.cycles = throw_dice(8) == 0 && !machine->is_slow ? 4 : 0;
   /* Sums of 16-bit numbers in another order put one in thousands of preactivations on the other side of 0, where relu's

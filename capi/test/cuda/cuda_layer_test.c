@@ -6,7 +6,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "capi/test/cuda/cuda_layer_suite.h"
-#include "capi/test/cuda/fakes.h"
+#include "capi/test/cuda/fakes_checks.h"
 #include "third_party/bazel/test.h"
 
 typedef struct entry_s {
@@ -36,21 +36,16 @@ static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   static const char* const hows[] = {"grouped", "single", "lt"};
   case_t c = world_small_case();
   result_t want, got;
-  char text[200], live[200];
-  c.num_chunks = 3, c.bias = 1, c.gated = 1, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE,
-  c.machine = fakes_machine();
+  c.num_chunks = 3, c.bias = 1, c.gated = 1, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   for (int how = 0; how < 3; ++how) {
     int64_t gemms = sluice_fake_cublaslt_gemms();
     assert_int_equal(setenv("SLUICE_CUBLAS", hows[how], 1), 0);
-    fakes_open(1, 1);
-    world_run(&c, how == 0 ? &want : &got);
+    run_on_fakes(&c, how == 0 ? &want : &got);
     unsetenv("SLUICE_CUBLAS");
-    assert_int_equal((how == 0 ? &want : &got)->status[0], SLUICE_OK);
     assert_true((sluice_fake_cublaslt_gemms() > gemms) == (how == 2));
-    if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("%s: %s", hows[how], text);
-    assert_int_equal(fakes_close(live, sizeof live), 0);
-    if (how > 0) assert_true(world_identical(&c, &got, &want, 1));
-    if (how > 0) world_free(&got);
+    if (how == 0) continue;
+    must_be_same(&c, &got, &want, 1);
+    world_free(&got);
   }
   world_free(&want);
 }
@@ -62,14 +57,13 @@ static void CudaLayer_Tf32_IsByNameAlone(void** state) {
   for (int i = 0; i < 4; ++i) {
     case_t c = world_small_case();
     result_t out;
-    char live[200];
     c.num_chunks = 2, c.machine = fakes_machine(), c.gemm = names[i];
     fakes_open(1, 1);
     world_run(&c, &out);
     assert_int_equal(out.status[0], SLUICE_OK);
     int want = i == 3 ? SLUICE_CUBLAS_COMPUTE_TF32 : SLUICE_CUBLAS_COMPUTE_32F;
     assert_int_equal(sluice_fake_cublas_last_compute(), want);
-    assert_int_equal(fakes_close(live, sizeof live), 0);
+    fakes_must_be_clean();
     world_free(&out);
   }
 }

@@ -70,13 +70,6 @@ sluice_optimizer_config_t com_config_of(sluice_context_t* context) {
   return config;
 }
 
-com_model_t* com_model_new(sluice_context_t* context, int32_t rank) {
-  com_model_t* m = com_model_fill(context, rank, SLUICE_DTYPE_BF16);
-  const sluice_optimizer_config_t config = com_config_of(context);
-  if (sluice_optimizer_create(&config, &m->optimizer) != SLUICE_OK) m->optimizer = NULL;
-  return m;
-}
-
 void com_model_free(com_model_t* m) {
   sluice_optimizer_destroy(m->optimizer);
   give(m, m->param);
@@ -114,6 +107,13 @@ sluice_status_t com_step(com_model_t* m) {
 
 void com_advance(com_model_t* m) {
   for (int i = 0; i < 2; ++i) ++m->tensors[i].step;
+}
+
+void com_copy(com_model_t* to, const com_model_t* from) {
+  memcpy(to->param, from->param, COM_ELEMENTS * sizeof *from->param);
+  memcpy(to->master, from->master, sizeof from->master);
+  memcpy(to->exp_avg, from->exp_avg, sizeof from->exp_avg);
+  memcpy(to->exp_avg_sq, from->exp_avg_sq, sizeof from->exp_avg_sq);
 }
 
 const char* com_difference(const com_model_t* a, const com_model_t* b) {

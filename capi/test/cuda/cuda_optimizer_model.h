@@ -26,8 +26,7 @@ typedef struct com_model_s {
 
 /* A model without an optimizer. context: this rank's fake device (capi/test/cuda/fakes.h); NULL: host memory. */
 com_model_t* com_model_fill(sluice_context_t* context, int32_t rank, int32_t grad_dtype);
-/* A model with bf16 gradients and an optimizer with buckets of COM_BUCKET; m->optimizer is NULL if creation failed. */
-com_model_t* com_model_new(sluice_context_t* context, int32_t rank);
+/* With buckets of COM_BUCKET. */
 sluice_optimizer_config_t com_config_of(sluice_context_t* context);
 void com_model_free(com_model_t* m);
 
@@ -41,5 +40,7 @@ sluice_status_t com_step(com_model_t* m);
 /* Advances the step numbers. */
 void com_advance(com_model_t* m);
 
-/* Returns NULL, or the difference. */
+/* Copies parameters and states. */
+void com_copy(com_model_t* to, const com_model_t* from);
+/* Returns NULL, or the difference of parameters and states. */
 const char* com_difference(const com_model_t* a, const com_model_t* b);

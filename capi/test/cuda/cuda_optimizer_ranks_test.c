@@ -43,14 +43,6 @@ static void problem(const member_t* me, const char* what) {
                  (long long)trial.bucket, (long long)trial.chunk, what, me->why);
 }
 
-static void keep(const member_t* me) {
-  const com_model_t* m = me->model;
-  memcpy(me->before->param, m->param, COM_ELEMENTS * sizeof *m->param);
-  memcpy(me->before->master, m->master, sizeof m->master);
-  memcpy(me->before->exp_avg, m->exp_avg, sizeof m->exp_avg);
-  memcpy(me->before->exp_avg_sq, m->exp_avg_sq, sizeof m->exp_avg_sq);
-}
-
 static uint64_t bytes_now(const member_t* me) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   if (sluice_context_get_stats(me->rig->context, 0, &stats) != SLUICE_OK) abort();
@@ -87,7 +79,7 @@ static void play(rank_t* r, rig_t* rig) {
   pthread_barrier_wait(r->barrier);
   for (int64_t t = 1; t <= STEPS; ++t) {
     com_set_gradients(me->model, t);
-    keep(me);
+    com_copy(me->before, me->model);
     if (trial.bend != NULL) trial.bend(me);
     me->status = com_step(me->model);
     (void)snprintf(me->why, sizeof me->why, "%s", me->status != SLUICE_OK ? last_message() : "");
@@ -127,11 +119,7 @@ static float summed(const member_t* me, int64_t element) {
 static const char* difference_from_host(const member_t* me) {
   com_model_t* reference = com_model_fill(NULL, me->rank->rank, SLUICE_DTYPE_F32);
   const sluice_optimizer_config_t config = com_config_of(NULL);
-  const com_model_t* before = me->before;
-  memcpy(reference->param, before->param, COM_ELEMENTS * sizeof *before->param);
-  memcpy(reference->master, before->master, sizeof before->master);
-  memcpy(reference->exp_avg, before->exp_avg, sizeof before->exp_avg);
-  memcpy(reference->exp_avg_sq, before->exp_avg_sq, sizeof before->exp_avg_sq);
+  com_copy(reference, me->before);
   for (int i = 0; i < 2; ++i) reference->tensors[i].step = me->model->tensors[i].step;
   for (int64_t i = 0; i < COM_ELEMENTS; ++i) com_set_gradient(reference, i, summed(me, i));
   const char* what = "the reference";
@@ -266,8 +254,7 @@ TEST(Step_OverACommunicatorOfHostMemory_IsRefusedByName) {
 
 static void has_the_bytes_of_the_prediction(member_t* me) {
   DEFAULTS(sluice_optimizer_workload, workload);
-  sluice_optimizer_prediction_t predicted;
-  sluice_optimizer_prediction_init(&predicted, sizeof predicted);
+  DEFAULTS(sluice_optimizer_prediction, predicted);
   workload.count = COM_ELEMENTS, workload.bucket = trial.bucket, workload.sum_buckets = trial.chunk;
   workload.world_size = trial.size, workload.sums_on_device = 1;
   if (sluice_optimizer_predict(&workload, &predicted) != SLUICE_OK) problem(me, "no prediction");

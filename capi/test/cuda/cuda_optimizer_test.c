@@ -6,19 +6,20 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/cuda_optimizer_model.h"
 #include "capi/test/cuda/fake_rigs.h"
-#include "capi/test/cuda/fakes.h"
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
 enum { STEPS = 3 };
 
+static com_model_t* fill_model(sluice_context_t* context) { return com_model_fill(context, 0, SLUICE_DTYPE_BF16); }
+
 static com_model_t* open_model(sluice_context_t* context) {
-  com_model_t* m = com_model_new(context, 0);
-  if (m->optimizer == NULL) fail_msg("%s", last_message());
+  com_model_t* m = fill_model(context);
+  const sluice_optimizer_config_t config = com_config_of(context);
+  WORKS(sluice_optimizer_create(&config, &m->optimizer));
   return m;
 }
-
-static com_model_t* fill_model(sluice_context_t* context) { return com_model_fill(context, 0, SLUICE_DTYPE_BF16); }
 
 static void expect_equal(const com_model_t* a, const com_model_t* b) {
   const char* what = com_difference(a, b);
@@ -52,25 +53,17 @@ TEST(Steps_OnADevice_HaveTheBitsOfThoseInHostMemory) {
     com_advance(device), com_advance(host);
   }
   com_model_free(device), com_model_free(host);
-  char left[200], hazard[200];
-  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("%s", hazard);
-  if (fakes_close(left, sizeof left) != 0) fail_msg("left: %s", left);
+  fakes_must_be_clean();
   rig_use_machine(NULL, 0);
 }
 
 /* ---- bytes ---- */
 
-static uint64_t bytes_now(sluice_context_t* context) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  WORKS(sluice_context_get_stats(context, 0, &stats));
-  return stats.current_bytes;
-}
-
 TEST(Device_HoldsWhatIsPredictedToTheByte) {
   rig_t rig;
   for (int32_t slots = 1; slots <= 2; ++slots) {
     open_rig(&rig);
-    const uint64_t before = bytes_now(rig.context);
+    const uint64_t before = own_rig_stats(&rig).current_bytes;
     com_model_t* m = fill_model(rig.context);
     sluice_optimizer_config_t config = com_config_of(rig.context);
     config.device_num_slots = slots;
@@ -80,11 +73,11 @@ TEST(Device_HoldsWhatIsPredictedToTheByte) {
     workload.count = COM_ELEMENTS, workload.bucket = COM_BUCKET, workload.num_slots = slots, workload.sum_buckets = 1;
     DEFAULTS(sluice_optimizer_prediction, predicted);
     WORKS(sluice_optimizer_predict(&workload, &predicted));
-    const uint64_t taken = bytes_now(rig.context) - before;
+    const uint64_t taken = own_rig_stats(&rig).current_bytes - before;
     assert_int_equal(taken, 16 * COM_BUCKET * (uint64_t)slots);
     assert_int_equal(4 * COM_ELEMENTS + taken, predicted.near_bytes); /* 4 phi + 16 bucket, for each slot */
     com_model_free(m);
-    assert_int_equal(bytes_now(rig.context), before);
+    assert_int_equal(own_rig_stats(&rig).current_bytes, before);
     close_rig(&rig);
   }
 }

@@ -7,7 +7,6 @@
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
-#include "capi/test/world/capacity_budgets.h"
 #include "third_party/bazel/test.h"
 
 static budget_suite_t suite_of(case_t base) {
@@ -22,14 +21,12 @@ static budget_suite_t suite_of(case_t base) {
 enum { OUTSTANDING = 2, POLICIES = 9, CASES = 3 * POLICIES };
 enum { WHOLE, HALVES, CALLBACKS, KINDS }; /* of backwards and experts */
 
-static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-
 /* Opens a layer on the fakes with a plan for case i, under a budget of exactly the plan's bytes. */
 static sluice_plan_t* open_planned(rig_t* rig, int i, int kind, sluice_plan_info_t* out_info) {
   sluice_moe_config_t layer = rig_config();
   DEFAULTS(sluice_plan_config, config);
   config.num_chunks = i / POLICIES + 1, config.restore_input = i % 3;
-  config.restore_pre_activation = pre_activation[i / 3 % 3];
+  config.restore_pre_activation = world_pre_activations[i / 3 % 3];
   config.separate_wgrad = kind == HALVES;
   layer.callback_experts = kind == CALLBACKS;
   if (kind == CALLBACKS) { /* a plan cannot change their policies */
@@ -63,7 +60,7 @@ TEST(CudaPlan_UnderABudget_PredictsThePeakToTheByte) {
     rig_t rig;
     sluice_plan_info_t info;
     const int kind = i / CASES, is_kept = i % POLICIES == 0,
-              is_recomputed = pre_activation[i / 3 % 3] == SLUICE_RESTORE_RECOMPUTE;
+              is_recomputed = world_pre_activations[i / 3 % 3] == SLUICE_RESTORE_RECOMPUTE;
     if (kind == CALLBACKS && !is_kept && !is_recomputed) continue; /* refused */
     sluice_plan_t* plan = open_planned(&rig, i % CASES, kind, &info);
     (kind == HALVES ? run_halves(&rig) : run_planned(&rig, OUTSTANDING));

@@ -3,6 +3,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
+#include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
 sluice_moe_config_t config_under(int64_t capacity) {
@@ -27,14 +28,9 @@ void open_all(rig_t* rig, const sluice_moe_config_t* config) {
 }
 
 sluice_plan_t* use_plan_in_its_bytes(rig_t* rig, sluice_plan_config_t* config, sluice_plan_info_t* info) {
-  sluice_plan_t* plan = NULL;
-  info->struct_size = sizeof *info;
-  if (sluice_plan_create(rig->moe, config, &plan) != SLUICE_OK) fail_msg("%s", last_message());
-  assert_int_equal(sluice_plan_get_info(plan, info), SLUICE_OK);
-  sluice_plan_destroy(plan);
+  sluice_plan_destroy(own_rig_plan(rig, config, info));
   config->memory_budget = info->total_bytes;
-  assert_int_equal(sluice_plan_create(rig->moe, config, &plan), SLUICE_OK);
-  assert_int_equal(sluice_plan_get_info(plan, info), SLUICE_OK);
+  sluice_plan_t* plan = own_rig_plan(rig, config, info);
   assert_int_equal(info->total_bytes, info->base_bytes + info->slot_bytes + info->routing_bytes +
                                           (uint64_t)config->max_outstanding * info->step_bytes);
   assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
@@ -53,9 +49,7 @@ void run_planned(rig_t* rig, int32_t outstanding) {
 }
 
 void close_planned(rig_t* rig, sluice_plan_t* plan, const sluice_plan_info_t* info) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
-  if (info != NULL) assert_int_equal(stats.peak_bytes, info->total_bytes);
+  assert_int_equal(own_rig_stats(rig).peak_bytes, info->total_bytes);
   sluice_plan_destroy(plan);
   assert_int_equal(close_all(rig), 0);
 }

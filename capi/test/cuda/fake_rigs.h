@@ -17,7 +17,7 @@ int64_t close_all(rig_t* rig);
 sluice_plan_t* use_plan_in_its_bytes(rig_t* rig, sluice_plan_config_t* config, sluice_plan_info_t* out_info);
 /* Three rounds of this many outstanding forwards, whose steps are dropped, and of one training step. */
 void run_planned(rig_t* rig, int32_t outstanding);
-/* Closes the plan and the rig. If info is not NULL, the device's peak must equal the planned bytes. */
+/* Closes the plan and the rig. The device's peak must equal the planned bytes. */
 void close_planned(rig_t* rig, sluice_plan_t* plan, const sluice_plan_info_t* info);
 
 typedef struct rank_s {

@@ -6,11 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/hash.h"
 #include "capi/test/cuda/fakes_checks.h"
-#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
-#include "capi/test/world/capacity_budgets.h"
+#include "capi/test/world/budget_suite.h"
 #include "capi/test/world/sweeps.h"
 
 static case_t base_case(void) {
@@ -151,35 +149,23 @@ static void crowd(rig_t* rig) {
   for (int64_t t = 0; t < rig->num_tokens; ++t) ids[t * 2] = t == 1 ? -1 : 2, ids[t * 2 + 1] = (int32_t)(t % 2);
 }
 
-static uint64_t digest(const rig_tensor_t* t) {
-  return sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, t->tensor.data, t->bytes);
-}
-
-static void run_step(rig_t* rig) {
-  sluice_step_t* step = NULL;
-  assert_int_equal(rig_forward(rig, &step), SLUICE_OK);
-  assert_int_equal(rig_backward(rig, step), SLUICE_OK);
-  sluice_step_drop(step);
-}
-
 TEST(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
+  config.chunking = SLUICE_CHUNKING_TOKENS; /* as under a capacity */
   assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
   crowd(&rig);
   int64_t most = 0;
   int32_t expert = -1;
   int64_t dropped = drop_beyond(&rig, 1, &most, &expert);
   assert_int_equal(dropped, 5);
-  run_step(&rig);
-  const uint64_t want[] = {digest(&rig.out), digest(&rig.grad_tokens), digest(&rig.grad_weights),
-                           digest(&rig.grads[0][2])};
+  assert_int_equal(rig_step(&rig), SLUICE_OK);
+  const uint64_t want = rig_digest(&rig);
   config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 1;
   assert_int_equal(rig_swap_layer(&rig, &config), SLUICE_OK);
   crowd(&rig);
-  run_step(&rig);
-  assert_true(digest(&rig.out) == want[0] && digest(&rig.grad_tokens) == want[1]);
-  assert_true(digest(&rig.grad_weights) == want[2] && digest(&rig.grads[0][2]) == want[3]);
+  assert_int_equal(rig_step(&rig), SLUICE_OK);
+  assert_true(rig_digest(&rig) == want);
   DEFAULTS(sluice_capacity_report, report);
   REFUSED(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_CAPACITY,
           "layer 3, rank 0: 5 of 11 routes in 1 forwards");
@@ -194,8 +180,7 @@ TEST(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported) {
   assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_OK);
   assert_int_equal(report.num_forwards, 0);
   assert_int_equal(report.most_expert, -1);
-  rig_close(&rig);
-  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+  own_rig_close(&rig);
 }
 
 /* ---- errors ------------------------------------------------------------------------------------------- */
@@ -247,8 +232,7 @@ static budget_suite_t suite_of(void) {
 TEST(Budget_UnderACapacity_MoreRoomKeepsMore) {
   const budget_suite_t suite = suite_of();
   case_t c = capacity_budget_case(&suite, 2, 3);
-  c.budget = 1;
-  const uint64_t least = capacity_budget_smallest(&suite, &c);
+  const uint64_t least = budget_smallest(&suite, c);
   uint64_t last = 0;
   for (uint64_t part = 0; part <= 8; ++part) {
     result_t got;
@@ -277,16 +261,14 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
   DEFAULTS(sluice_plan_config, plan_config);
   plan_config.max_tokens = 5;
-  sluice_plan_t *small = NULL, *large = NULL;
-  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &small), SLUICE_OK);
+  sluice_plan_info_t info;
+  sluice_plan_t* small = own_rig_plan(&rig, &plan_config, &info);
   int32_t count = 0;
   sluice_plan_candidate_t lines[32];
   assert_int_equal(sluice_plan_candidates(small, lines, 32, &count), SLUICE_OK);
   assert_int_equal(count, 9 * 2); /* restore policies x weight-gradient modes; n is the config's */
   plan_config.max_tokens = 6, plan_config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
-  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &large), SLUICE_OK);
-  sluice_plan_info_t info = {.struct_size = sizeof info};
-  assert_int_equal(sluice_plan_get_info(large, &info), SLUICE_OK);
+  sluice_plan_t* large = own_rig_plan(&rig, &plan_config, &info);
   assert_int_equal(info.num_chunks, 2);
   assert_int_equal(info.max_chunks, 2);
   assert_int_equal(info.chunk_rows, 6 * 4);
@@ -303,8 +285,7 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   assert_int_equal(got, want);
   sluice_plan_destroy(small);
   sluice_plan_destroy(large);
-  rig_close(&rig);
-  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+  own_rig_close(&rig);
 }
 
 /* Ranks agree on a plan for at most 4 tokens. A rank with more tokens refuses the call; fewer tokens are valid. */

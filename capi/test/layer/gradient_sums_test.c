@@ -2,7 +2,6 @@
 /* 16-bit weight and bias gradients that several chunks add to are summed in f32 and rounded once, so they equal the
  * rounded f32 gradients of the same pass. A 16-bit running sum would round after every chunk. */
 
-#include "backend/base/dtype.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"
@@ -26,13 +25,6 @@ static case_t base_case(void) {
                   .hot_expert = -1};
 }
 
-static double rounded(int32_t dtype, double x) {
-  return dtype == SLUICE_DTYPE_BF16 ? sluice_bf16_to_f32(sluice_f32_to_bf16((float)x))
-                                    : sluice_f16_to_f32(sluice_f32_to_f16((float)x));
-}
-
-static int64_t count_of(const case_t* c, int kind) { return world_count(c, 2 + kind); }
-
 static void run_both(case_t c, result_t* narrow, result_t* wide) {
   world_run(&c, narrow);
   must_work(&c, narrow);
@@ -46,8 +38,8 @@ static void check(const case_t* c) {
   result_t narrow, wide;
   run_both(*c, &narrow, &wide);
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
-    for (int64_t i = 0; i < count_of(c, kind); ++i) {
-      double want = rounded(c->dtype, wide.grad_params[kind][i]), got = narrow.grad_params[kind][i];
+    for (int64_t i = 0; i < world_count(c, 2 + kind); ++i) {
+      double want = world_rounded(c->dtype, wide.grad_params[kind][i]), got = narrow.grad_params[kind][i];
       if (got != want) {
         fail_msg("W %d, n %d, dtype %d, wgrad %d: gradient %lld of kind %d is %.9g; the f32 sum %.9g rounds to %.9g",
                  c->world_size, c->num_chunks, c->dtype, c->wgrad_mode, (long long)i, kind, got,
@@ -104,7 +96,6 @@ TEST(Gradients_UnderABudget_AreTheF32SumsRoundedOnce) {
     c.tokens[0] = 192, c.tokens[1] = 160;
     c.num_chunks = 0, c.wgrad_mode = mode, c.hot_expert = 1, c.outstanding = 1;
     c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
-    c.budget = 1;
     const uint64_t needs = budget_smallest(&(budget_suite_t){.run = world_run}, c);
     for (uint64_t i = 0; i < 4; ++i) {
       result_t got;
@@ -125,7 +116,7 @@ TEST(Gradients_OntoOthers_RoundOnce) {
   result_t narrow, wide;
   run_both(c, &narrow, &wide);
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
-    for (int64_t i = 0; i < count_of(&c, kind); ++i) {
+    for (int64_t i = 0; i < world_count(&c, 2 + kind); ++i) {
       double want = wide.grad_params[kind][i], off = narrow.grad_params[kind][i] - want;
       double bound = 0x1p-8 * (want < 0 ? -want : want) + 0x1p-18; /* the first term of the f32 sums differs */
       if (off > bound || off < -bound) fail_msg("gradient %lld of kind %d is off by %g", (long long)i, kind, off);

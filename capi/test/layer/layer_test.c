@@ -4,7 +4,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/schedule/uneven_chunks.h"
-#include "capi/test/rig/rig.h"
+#include "capi/test/rig/refusals.h"
 #include "capi/test/world/sweeps.h"
 #include "third_party/bazel/test.h"
 
@@ -142,10 +142,6 @@ TEST(Layer_ChunksOfRows_AskForFewExperts) {
   }
 }
 
-static const int32_t policies_of_input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-static const int32_t policies_of_pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
-                                                     SLUICE_RESTORE_RECOMPUTE};
-
 /* Each of the nine pairs of policies gives the bits of the pair that keeps everything, with the same chunks. */
 static void check_policies(case_t c) {
   c.chunking = SLUICE_CHUNKING_TOKENS;
@@ -155,7 +151,7 @@ static void check_policies(case_t c) {
     world_run(&c, &kept);
     must_match(&c, &kept);
     for (int p = 1; p < 9; ++p) {
-      c.restore_input = policies_of_input[p % 3], c.restore_pre_activation = policies_of_pre_activation[p / 3];
+      c.restore_input = p % 3, c.restore_pre_activation = world_pre_activations[p / 3];
       result_t restored;
       world_run(&c, &restored);
       must_be_same(&c, &kept, &restored, 1);
@@ -213,20 +209,9 @@ TEST(Layer_RestorePolicies_WorkWithEveryGateActivationAndType) {
   }
 }
 
-typedef struct held_s {
-  void* data[SLUICE_SAVED_COUNT];
-  uint64_t bytes[SLUICE_SAVED_COUNT];
-} held_t;
-
-static void* hold(void* user, int32_t which, uint64_t bytes) {
-  held_t* held = user;
-  held->bytes[which] = bytes;
-  return held->data[which] = test_calloc(1, bytes + 1);
-}
-
-static uint64_t digest_of(const held_t* held, const rig_t* rig) {
+static uint64_t digest_of(const saved_t* saved, const rig_t* rig) {
   uint64_t h = SLUICE_HASH_OF_NOTHING;
-  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) h = sluice_hash_bytes(h, held->data[i], held->bytes[i]);
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) h = sluice_hash_bytes(h, saved->data[i], saved->bytes[i]);
   return sluice_hash_bytes(h, rig->out.tensor.data, rig->out.bytes);
 }
 
@@ -238,19 +223,17 @@ TEST(Guard6_NoLaneOutlivesItsCall) {
   config.num_chunks = 6, config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
   for (int round = 0; round < 20; ++round) {
-    held_t held;
-    memset(&held, 0, sizeof held);
+    saved_t saved = {.refuse = -1};
     rig_reset(&rig);
-    rig.forward.save = hold, rig.forward.save_user = &held;
+    rig.forward.save = save, rig.forward.save_user = &saved;
     sluice_step_t* step = NULL;
     assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-    const uint64_t after = digest_of(&held, &rig);
+    const uint64_t after = digest_of(&saved, &rig);
     memset(rig.tokens.tensor.data, 0xff, rig.tokens.bytes); /* NaN */
     usleep(500);
-    assert_true(digest_of(&held, &rig) == after);
+    assert_true(digest_of(&saved, &rig) == after);
     sluice_step_drop(step);
-    /* a late copy would be a use after free */
-    for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) test_free(held.data[i]);
+    free_saved(&saved); /* a late copy would be a use after free */
   }
   rig_close(&rig);
 }

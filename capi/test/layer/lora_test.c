@@ -134,10 +134,10 @@ static void check_bits(case_t c, const char* gemm) {
   world_run(&c, &whole);
   must_work(&c, &whole);
   const int32_t chunks[] = {1, 2, 5, 16};
-  const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (size_t n = 0; n < 4; ++n) {
     for (int policy = 0; policy < 9; ++policy) {
-      c.num_chunks = chunks[n], c.restore_input = policy % 3, c.restore_pre_activation = pre_activation[policy / 3];
+      c.num_chunks = chunks[n], c.restore_input = policy % 3;
+      c.restore_pre_activation = world_pre_activations[policy / 3];
       world_run(&c, &got);
       must_be_same(&c, &got, &whole, c.num_chunks == 1);
       world_free(&got);

@@ -7,9 +7,6 @@
 
 enum { F32 = 4, WORLD = 2 };
 
-static const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-static const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-
 static case_t base(int32_t n, int64_t tokens) {
   case_t c = world_small_case();
   c.world_size = WORLD, c.num_chunks = n, c.top_k = 1, c.num_experts = 8, c.model_width = 48, c.hidden_width = 192;
@@ -59,7 +56,7 @@ TEST(NamedPolicy_NoBudget_HoldsWhatEq5Leaves) {
     case_t c = base(n, 256);
     const double scalars = 2.0 * 2 * F32 * (double)fullest_chunk(&c), lines = 16 * 64;
     for (int32_t i = 1; i < 9; ++i) {
-      c.restore_input = inputs[i % 3], c.restore_pre_activation = pre_activations[i / 3], c.reuse_saved = i % 2;
+      c.restore_input = i % 3, c.restore_pre_activation = world_pre_activations[i / 3], c.reuse_saved = i % 2;
       result_t got;
       const double slots = (double)most_slots(&c, &got), bound = left_by_eq5(&c, F32) + scalars + lines;
       must_match(&c, &got);

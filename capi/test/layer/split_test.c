@@ -71,10 +71,7 @@ static void run(part_t* me) {
 }
 
 TEST(Loads_OfRounds_AreThoseOfTheRoutes) {
-  for (int32_t w = 2; w <= 3; ++w) {
-    play_t play = {.run = run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = run, .world_size = w});
 }
 
 /* ---- split calls ---- */
@@ -123,10 +120,7 @@ static void nothing_received_run(part_t* me) {
   for (int i = 0; i < ROUTES; ++i) EXPECT(with_null[i] == with_null[i]); /* written, since outputs begin as NaN */
 }
 
-TEST(Parts_RankWithoutRows_GetsItsRouteGradients) {
-  play_t play = {.run = nothing_received_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Parts_RankWithoutRows_GetsItsRouteGradients) { perform(&(play_t){.run = nothing_received_run, .world_size = 2}); }
 
 /* The documented way to skip gradients of route weights: all ranks pass NULL in both calls. */
 static void unwanted_run(part_t* me) {
@@ -145,7 +139,4 @@ static void unwanted_run(part_t* me) {
   EXPECT(((float*)rig->grad_weights.tensor.data)[0] != ((float*)rig->grad_weights.tensor.data)[0]); /* not written */
 }
 
-TEST(Parts_RouteGradientsUnwanted_AreLeftAlone) {
-  play_t play = {.run = unwanted_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Parts_RouteGradientsUnwanted_AreLeftAlone) { perform(&(play_t){.run = unwanted_run, .world_size = 2}); }

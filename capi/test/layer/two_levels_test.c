@@ -214,7 +214,6 @@ TEST(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan) {
     case_t c = suite.base;
     c.num_experts = 4, c.top_k = 2, c.hot_expert = 3, c.num_chunks = chunks[i];
     c.tokens[1] = c.tokens[3] = 0;
-    c.budget = 1;
     c.budget = budget_smallest(&suite, c);
     budget_check(&suite, c);
   }
@@ -223,24 +222,23 @@ TEST(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan) {
 TEST(TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame) {
   const budget_suite_t suite = suite_of();
   case_t c = suite.base;
-  c.repeat_every = 3, c.budget = 1;
+  c.repeat_every = 3;
   c.budget = 2 * budget_smallest(&suite, c);
   budget_check(&suite, c);
   c = suite.base, c.callback_experts = 1, c.bias = 0;
-  c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE, c.budget = 1;
+  c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   c.budget = budget_smallest(&suite, c);
   budget_check(&suite, c);
 }
 
 /* A plan that the host makes counts the most rows that a rank may forward. */
 TEST(TwoLevelsPlan_OfTheHost_HoldsWhatItSays) {
-  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < 9; ++i) {
     case_t c = suite_of().base;
     c.gated = i % 2, c.outstanding = 1 + i % 2, c.hot_expert = i % 4 == 3 ? 3 : -1;
     DEFAULTS(sluice_plan_config, plan);
     plan.max_tokens = 96, plan.max_outstanding = c.outstanding, plan.num_chunks = 1 + i % 4, plan.wgrad_mode = i % 2;
-    plan.restore_input = i / 3, plan.restore_pre_activation = pre_activation[i % 3];
+    plan.restore_input = i / 3, plan.restore_pre_activation = world_pre_activations[i % 3];
     c.plan = &plan;
     result_t got;
     run_on_nodes(&c, &got);

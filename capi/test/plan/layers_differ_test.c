@@ -3,7 +3,6 @@
  * name fits a step of each layer. */
 
 #include "capi/test/cuda/fakes_checks.h"
-#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
@@ -70,8 +69,7 @@ static uint64_t smallest_budget(const layers_suite_t* suite, const sizes_t* mode
   uint64_t most = 0;
   open_model(suite, model, 1 << 24, rigs);
   for (int i = 0; i < LAYERS; ++i) {
-    uint64_t own = 0;
-    WORKS(sluice_moe_smallest_budget(rigs[i].moe, TOKENS, &own));
+    const uint64_t own = own_rig_smallest_budget(&rigs[i]);
     if (own > most) most = own;
   }
   close_model(suite, rigs);
@@ -164,18 +162,16 @@ TEST(SmallestBudget_WithAnotherShape_IsLarger) {
   sluice_moe_config_t wide = rig_config(), narrow = rig_config();
   wide.num_chunks = narrow.num_chunks = 0, wide.hidden_width = 96;
   sluice_context_config_t context = own_rig_context(1 << 24, 3);
-  uint64_t alone = 0, with_its_like = 0, with_another = 0;
   rig_t rig;
   sluice_moe_t *like = NULL, *other = NULL;
   context.num_layers = 3;
   own_rig_open(&rig, &context, &narrow);
-  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &alone));
+  rig.num_tokens = TOKENS;
+  const uint64_t alone = own_rig_smallest_budget(&rig);
   WORKS(sluice_moe_create(rig.context, &narrow, &like));
-  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &with_its_like));
-  assert_int_equal(with_its_like, alone);
+  assert_int_equal(own_rig_smallest_budget(&rig), alone);
   WORKS(sluice_moe_create(rig.context, &wide, &other));
-  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &with_another));
-  assert_true(with_another > alone);
+  assert_true(own_rig_smallest_budget(&rig) > alone);
   sluice_moe_destroy(other);
   sluice_moe_destroy(like);
   own_rig_close(&rig);

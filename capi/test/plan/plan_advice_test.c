@@ -5,7 +5,7 @@
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"
 
-static const budget_suite_t suite = {.run = world_run, .least_ranks = 1};
+static const budget_suite_t suite = {.run = world_run};
 
 static int32_t restore_of(const char* name) {
   static const char* const names[] = {"keep", "offload", "redispatch", "recompute"};
@@ -69,7 +69,7 @@ TEST(Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
     case_t c = budget_base_case(), open;
     c.num_chunks = rows[i].chunks, c.restore_input = rows[i].input, c.restore_pre_activation = rows[i].pre_activation;
-    c.outstanding = c.max_outstanding = rows[i].outstanding, c.budget = 1;
+    c.outstanding = c.max_outstanding = rows[i].outstanding;
     open = c;
     if (rows[i].open_chunks) open.num_chunks = 0;
     if (rows[i].open_policy) open.restore_input = open.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
@@ -88,7 +88,7 @@ TEST(Budget_TooManyOutstanding_ErrorNamesTheMostThatFit) {
   for (int32_t n = 1; n <= 4; n += 3) {
     case_t c = budget_base_case();
     c.num_chunks = n, c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
-    c.outstanding = c.max_outstanding = 2, c.budget = 1;
+    c.outstanding = c.max_outstanding = 2;
     c.budget = budget_smallest(&suite, c) + 8;
     c.outstanding = c.max_outstanding = 5;
     read_refusal(&c, message, sizeof message);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Outstanding forwards are counted. The rows that they offload take pool blocks that steps reuse, within the host
- * budget, whether Sluice or the host holds the rows. */
-#include "capi/test/rig/own_rig.h"
+/* Counters of a context. Outstanding forwards are counted, and the rows that they offload take pool blocks that steps
+ * reuse, within the host budget, whether Sluice or the host holds the rows. */
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
@@ -16,7 +15,7 @@ static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32
   own_rig_open(rig, &context, &config);
 }
 
-/* ---- outstanding forwards ---- */
+/* ---- counters ---- */
 
 static void check_counts(const rig_t* rig, uint64_t now, uint64_t most, uint64_t planned) {
   const sluice_context_stats_t stats = own_rig_stats(rig);
@@ -63,6 +62,34 @@ TEST(Stats_StepDroppedAndBuffersKept_IsOutstandingStill) {
   give_saved_back(&held, rig.context);
   check_counts(&rig, 0, 1, 0);
   own_rig_close(&rig);
+}
+
+/* Time of a pass outside of its ops counts only while a trace is kept. */
+TEST(WalkStats_WhileATraceIsKept_CountBindingAndWalking) {
+  rig_t rig;
+  const sluice_moe_config_t config = rig_config();
+  WORKS(rig_open(&rig, NULL, &config));
+  WORKS(rig_round(&rig, NULL));
+  sluice_context_stats_t stats = own_rig_stats(&rig);
+  assert_true(stats.num_passes == 2 && stats.num_walks == 0);
+  assert_true(stats.bind_cpu_ns == 0 && stats.walk_cpu_ns == 0 && stats.num_wakes == 0 && stats.wait_ns == 0);
+  assert_true(stats.num_readings == 0 && stats.readings_cpu_ns == 0);
+  WORKS(sluice_context_trace(rig.context, 64));
+  for (int i = 0; i < 20; ++i) WORKS(rig_round(&rig, NULL));
+  stats = own_rig_stats(&rig);
+  assert_int_equal(stats.num_walks, 40);
+  assert_true(stats.bind_cpu_ns > 0 && stats.walk_cpu_ns > 0);
+  /* Clock readings cover parts of the binding, the ops and the whole pass; no part exceeds the whole. */
+  assert_true(stats.num_readings > stats.num_walks && stats.readings_cpu_ns >= stats.num_readings);
+  assert_true(stats.readings_cpu_ns < stats.bind_cpu_ns + stats.walk_cpu_ns);
+  /* With one rank no op waits, so the clock is read once around all ops, whatever the number of chunks. */
+  assert_true(stats.last_num_chunks > 1 && stats.num_readings <= 5 * stats.num_walks);
+  /* With one rank all ops run on the calling thread, so there is no lane to wait for. */
+  assert_true(stats.num_wakes == 0 && stats.wait_ns == 0 && stats.wake_cpu_ns == 0);
+  WORKS(sluice_context_trace(rig.context, 0));
+  WORKS(rig_round(&rig, NULL));
+  assert_int_equal(own_rig_stats(&rig).num_walks, 40);
+  rig_close(&rig);
 }
 
 /* ---- blocks of the pool ---- */
@@ -148,10 +175,6 @@ TEST(Saved_OutlivesTheContext_IsFreedWithoutIt) {
 
 /* ---- the host budget ---- */
 
-static budget_suite_t suite_of(void) {
-  return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
-}
-
 /* With more outstanding forwards than declared, the pool is full; all ranks report this before any row is sent. */
 TEST(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks) {
   for (int32_t w = 1; w <= 4; ++w) {
@@ -187,23 +210,19 @@ TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 4096, config.max_outstanding = 3;
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  sluice_plan_t* plan = NULL;
-  sluice_plan_info_t info = {.struct_size = sizeof info};
-  WORKS(sluice_plan_create(l.moe, &config, &plan));
-  WORKS(sluice_plan_get_info(plan, &info));
+  sluice_plan_info_t info;
+  sluice_plan_t* plan = own_rig_plan(&l, &config, &info);
   uint64_t all = info.host_pool_bytes;
   assert_true(all >= 3u * 4096u * (8 + 16) * sizeof(float) && all < info.total_bytes);
   sluice_plan_destroy(plan);
   config.host_memory_budget = all;
-  WORKS(sluice_plan_create(l.moe, &config, &plan));
-  WORKS(sluice_plan_get_info(plan, &info));
+  plan = own_rig_plan(&l, &config, &info);
   assert_true(info.host_pool_bytes <= all && info.kept_rows == 4096);
   sluice_plan_destroy(plan);
   config.host_memory_budget = all / 2; /* one rank receives all rows that it sends, so it cannot keep fewer rows */
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "host_memory_budget to that");
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
-  WORKS(sluice_plan_create(l.moe, &config, &plan));
-  WORKS(sluice_plan_get_info(plan, &info));
+  plan = own_rig_plan(&l, &config, &info);
   assert_true(info.host_pool_bytes <= all / 2);
   sluice_plan_candidate_t lines[512];
   int32_t count = 0, refused = 0;
@@ -258,7 +277,7 @@ TEST(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt) {
 
 int main(void) {
   const struct CMUnitTest rows[] = {
-      BUDGET_TEST(HostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
+      BUDGET_TEST(HostBudget_OneHotExpert_ResultsAreTheSame, cpu_budget_suite(), host_budget_one_hot_expert),
   };
   return RUN_CASES_AFTER(rows);
 }

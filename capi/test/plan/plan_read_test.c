@@ -101,22 +101,18 @@ TEST(Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers) {
 /* The plan limits the allocator only while the plan is in use. */
 TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
   sluice_moe_config_t layer = rig_config();
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  sluice_plan_t* plan = NULL;
   rig_t rig;
   WORKS(rig_open(&rig, NULL, &layer));
   DEFAULTS(sluice_plan_config, config);
   config.max_tokens = rig.num_tokens, config.memory_budget = 1u << 20;
-  WORKS(sluice_plan_create(rig.moe, &config, &plan));
-  sluice_plan_info_t info = {.struct_size = sizeof info};
-  WORKS(sluice_plan_get_info(plan, &info));
+  sluice_plan_info_t info;
+  sluice_plan_t* plan = own_rig_plan(&rig, &config, &info);
   sluice_plan_destroy(plan);
   config.memory_budget = info.total_bytes;
   WORKS(sluice_plan_create(rig.moe, &config, &plan));
   WORKS(sluice_moe_use_plan(rig.moe, plan));
   WORKS(rig_round(&rig, NULL));
-  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
-  assert_int_equal(stats.planned_outstanding, 1);
+  assert_int_equal(own_rig_stats(&rig).planned_outstanding, 1);
 
   /* A second plan that cannot be used leaves the first in place. */
   sluice_plan_t* wider = NULL;
@@ -125,16 +121,14 @@ TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
   atomic_store(&rig.heap.fail_at, atomic_load(&rig.heap.calls));
   assert_int_equal(sluice_moe_use_plan(rig.moe, wider), SLUICE_E_NO_MEMORY);
   atomic_store(&rig.heap.fail_at, -1);
-  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
-  assert_int_equal(stats.planned_outstanding, 1);
+  assert_int_equal(own_rig_stats(&rig).planned_outstanding, 1);
   rig.num_tokens = 4096;
   REFUSED(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET, "this layer's plan is for at most 6");
 
   WORKS(sluice_moe_use_plan(rig.moe, NULL));
   WORKS(rig_round(&rig, NULL));
-  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
-  assert_int_equal(stats.planned_outstanding, 0);
-  assert_true(stats.peak_bytes > info.total_bytes);
+  assert_int_equal(own_rig_stats(&rig).planned_outstanding, 0);
+  assert_true(own_rig_stats(&rig).peak_bytes > info.total_bytes);
   sluice_plan_destroy(plan);
   sluice_plan_destroy(wider);
   rig_close(&rig);
@@ -143,7 +137,6 @@ TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
 /* Destroying a layer removes the limits of its plan, even if a step is dropped later. */
 TEST(UsePlan_LayerDestroyed_ItsLimitsGoToo) {
   sluice_moe_config_t layer = rig_config();
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
   sluice_plan_t* plan = NULL;
   sluice_step_t* step = NULL;
   rig_t rig;
@@ -154,11 +147,9 @@ TEST(UsePlan_LayerDestroyed_ItsLimitsGoToo) {
   WORKS(sluice_moe_use_plan(rig.moe, plan));
   sluice_plan_destroy(plan);
   WORKS(rig_forward(&rig, &step));
-  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
-  assert_int_equal(stats.planned_outstanding, 1);
+  assert_int_equal(own_rig_stats(&rig).planned_outstanding, 1);
   sluice_moe_destroy(rig.moe);
-  WORKS(sluice_context_get_stats(rig.context, 0, &stats));
-  assert_int_equal(stats.planned_outstanding, 0);
+  assert_int_equal(own_rig_stats(&rig).planned_outstanding, 0);
   sluice_step_drop(step);
   WORKS(sluice_moe_create(rig.context, &layer, &rig.moe));
   WORKS(rig_round(&rig, NULL));

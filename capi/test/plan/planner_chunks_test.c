@@ -143,17 +143,14 @@ TEST(Predict_ListUnderABudget_BytesAreThoseOfARealPlan) {
   DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 64, config.memory_budget = w.memory_budget, config.num_chunks = 4;
   config.wgrad_mode = SLUICE_WGRAD_DEFERRED, config.restore_input_of = di, config.restore_pre_activation_of = m;
-  sluice_plan_t* plan = NULL;
-  sluice_plan_info_t info = {.struct_size = sizeof info};
-  WORKS(sluice_plan_create(rig.moe, &config, &plan));
-  WORKS(sluice_plan_get_info(plan, &info));
+  sluice_plan_info_t info;
+  sluice_plan_destroy(own_rig_plan(&rig, &config, &info));
   const sluice_planner_prediction_t p =
       predict(planner, &w, (sluice_planner_choice_t){4, SLUICE_RESTORE_BY_CHUNK, SLUICE_RESTORE_BY_CHUNK, 0});
   assert_int_equal(p.slot_bytes, info.slot_bytes);
   assert_int_equal(p.step_bytes, info.step_bytes);
   assert_int_equal(p.kept_chunks, info.kept_chunks);
   assert_true(info.restore_input == SLUICE_RESTORE_BY_CHUNK && info.restore_pre_activation == SLUICE_RESTORE_BY_CHUNK);
-  sluice_plan_destroy(plan);
   rig_close(&rig);
 }
 

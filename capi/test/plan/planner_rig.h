@@ -5,7 +5,6 @@
 #include "sluice/planner.h"
 
 extern const char planner_machine[]; /* JSON */
-uint64_t planner_machine_length(void);
 
 /* The planner of that machine, for all cases of a program: run_cases(planner_open, planner_close). */
 extern sluice_planner_t* planner;

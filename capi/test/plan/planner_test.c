@@ -38,26 +38,21 @@ TEST(Predict_Timeline_EndsWhenThePassDoes) {
 static void bytes_are_those_of_a_real_plan(int32_t lora_rank, int16_t weight_format) {
   sluice_planner_workload_t w = new_workload();
   w.world_size = 1, w.memory_budget = 1u << 30, w.max_outstanding = 2;
-  DEFAULTS(sluice_context_config, context_config);
-  context_config.gemm = "ref";
-  sluice_context_t* context = NULL;
-  WORKS(sluice_context_create(&context_config, NULL, &context));
+  rig_t rig;
+  const sluice_context_config_t context = own_rig_context(0, 0);
   DEFAULTS(sluice_moe_config, layer);
   layer.model_width = w.model_width, layer.hidden_width = w.hidden_width;
   layer.num_experts = w.num_experts, layer.top_k = w.top_k;
   layer.lora_rank = w.lora_rank = lora_rank, layer.weight_format = w.weight_format = weight_format;
-  sluice_moe_t* moe = NULL;
-  WORKS(sluice_moe_create(context, &layer, &moe));
+  own_rig_open(&rig, &context, &layer);
   for (int32_t n = 1; n <= 8; n *= 2) {
     for (int32_t di = 0; di < 3; ++di) {
       DEFAULTS(sluice_plan_config, config);
       config.max_tokens = w.num_tokens, config.memory_budget = w.memory_budget, config.max_outstanding = 2;
       config.num_chunks = n, config.restore_input = di, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
       config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
-      sluice_plan_t* plan = NULL;
-      WORKS(sluice_plan_create(moe, &config, &plan));
-      sluice_plan_info_t info = {.struct_size = sizeof info};
-      WORKS(sluice_plan_get_info(plan, &info));
+      sluice_plan_info_t info;
+      sluice_plan_destroy(own_rig_plan(&rig, &config, &info));
       sluice_planner_prediction_t p =
           predict(planner, &w, (sluice_planner_choice_t){n, di, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK});
       assert_int_equal(p.slot_bytes, info.slot_bytes);
@@ -68,11 +63,9 @@ static void bytes_are_those_of_a_real_plan(int32_t lora_rank, int16_t weight_for
       uint64_t sum = p.base_bytes + p.slot_bytes + p.routing_bytes + p.schedule_bytes + p.header_bytes + p.gemm_bytes +
                      2 * p.step_bytes;
       assert_int_equal(p.total_bytes, sum);
-      sluice_plan_destroy(plan);
     }
   }
-  sluice_moe_destroy(moe);
-  sluice_context_destroy(context);
+  own_rig_close(&rig);
 }
 
 TEST(Predict_Bytes_AreThoseOfARealPlan) {
@@ -370,7 +363,7 @@ TEST(BadCalls_EveryArgument_IsRefusedByName) {
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   sluice_planner_entry_t entry;
   int32_t count = 7, chosen = 7;
-  uint64_t bytes = 0, length = planner_machine_length();
+  uint64_t bytes = 0, length = strlen(planner_machine);
   char text[8];
   REFUSED(sluice_planner_create(planner_machine, length, NULL), BAD, "out_planner is NULL");
   REFUSED(sluice_planner_create(planner_machine, (1 << 24) + 1, &other), BAD, "has 16777217 bytes; at most 16 MiB");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Contexts of one process that share a budget: each stays within its share, and errors name the whole budget. */
 
-#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
@@ -47,17 +46,14 @@ TEST(Share_SetToTheSmallest_DoesAndNoByteLess) {
   for (uint64_t less = 0; less < 2; ++less) {
     rig_t rig;
     sluice_step_t* step = NULL;
-    uint64_t least = 0;
     open_share(&rig, 1 << 20, 1, 100);
-    WORKS(sluice_moe_smallest_budget(rig.moe, rig.num_tokens, &least));
+    const uint64_t least = own_rig_smallest_budget(&rig);
     assert_true(least > (1 << 20) / 100);
     WORKS(sluice_context_set_share(rig.context, least - less, 1 << 20));
     if (less > 0) {
       REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET, "1 more; raise memory_budget to ");
     } else {
-      WORKS(rig_forward(&rig, &step));
-      WORKS(rig_backward(&rig, step));
-      sluice_step_drop(step);
+      WORKS(rig_step(&rig));
       assert_true(peak_of(&rig) <= least);
       REFUSED(sluice_context_set_share(rig.context, least, 1 << 20), SLUICE_E_STATE, "a plan of ");
     }
@@ -90,12 +86,9 @@ TEST(Divide_OfTwoContexts_EachRunsWithWhatItNeeds) {
           SLUICE_E_OVER_BUDGET, "the 2 contexts need more than the ");
   WORKS(sluice_budget_divide(needs[0][0] + needs[1][0], 2, weights, SLUICE_BUDGET_SIZES, needs[0], shares));
   for (int i = 0; i < 2; ++i) {
-    sluice_step_t* step = NULL;
     assert_int_equal(shares[i], needs[i][0]);
     WORKS(sluice_context_set_share(rigs[i].context, shares[i], needs[0][0] + needs[1][0]));
-    WORKS(rig_forward(&rigs[i], &step));
-    WORKS(rig_backward(&rigs[i], step));
-    sluice_step_drop(step);
+    WORKS(rig_step(&rigs[i]));
     own_rig_close(&rigs[i]);
   }
 }
@@ -156,12 +149,11 @@ TEST(Layers_MadeOneByOne_AreInTheFirstPlan) {
   rig_t rig;
   sluice_moe_t* layers[LAYERS];
   sluice_step_t* steps[LAYERS];
-  uint64_t least = 0;
   sluice_context_config_t context = own_rig_context(1 << 20, LAYERS);
   sluice_moe_config_t config = rig_config();
   context.num_layers = LAYERS, config.num_chunks = 0;
   own_rig_open(&rig, &context, &config);
-  WORKS(sluice_moe_smallest_budget(rig.moe, rig.num_tokens, &least));
+  const uint64_t least = own_rig_smallest_budget(&rig);
   own_rig_close(&rig);
   for (int spare = 0; spare < 12; ++spare) {
     context.memory_budget = least + least * (uint64_t)spare / 16;

@@ -5,7 +5,6 @@
 
 #include "backend/base/alloc.h"
 #include "capi/test/plan/planner_rig.h"
-#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "sluice/stages.h"
 #include "third_party/bazel/test.h"

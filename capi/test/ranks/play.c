@@ -96,11 +96,3 @@ void check_new_comm(part_t* me, int line) {
   expect_status(me, line, "opening on a new communicator", rig_open(&me->rig, me->comm, &config), SLUICE_OK, "");
   if (me->rig.moe != NULL) (void)good_round(me, line);
 }
-
-sluice_status_t whole_step(part_t* me) {
-  sluice_step_t* step = NULL;
-  sluice_status_t status = rig_forward(&me->rig, &step);
-  if (status == SLUICE_OK) status = rig_backward(&me->rig, step);
-  sluice_step_drop(step);
-  return status;
-}

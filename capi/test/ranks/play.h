@@ -57,8 +57,6 @@ void expect_status(part_t* me, int line, const char* call, sluice_status_t got, 
 void meet(part_t* me);
 /* The rig's config with two experts on each rank. */
 sluice_moe_config_t config_for(int32_t world_size);
-/* Runs a forward and a backward with the rig's current arguments. */
-sluice_status_t whole_step(part_t* me);
 /* Checks that a valid step works on this rank, and returns the digest of its outputs. */
 uint64_t good_round(part_t* me, int line);
 /* Checks that a new communicator works in the same process after the first was lost. */

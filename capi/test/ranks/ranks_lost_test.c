@@ -31,10 +31,7 @@ static void absent_run(part_t* me) {
 }
 
 TEST(Ranks_OneStaysAway_IsNamedAtTheDeadline) {
-  for (int32_t w = 2; w <= 4; ++w) {
-    play_t play = {.run = absent_run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 4; ++w) perform(&(play_t){.run = absent_run, .world_size = w});
 }
 
 /* Rank 0 evaluates while rank 1 does something else. Rank 1 makes its own call after rank 0 has given up, and then
@@ -66,8 +63,7 @@ static void evaluator_run(part_t* me) {
 
 TEST(Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp) {
   for (int trains = 0; trains <= 1; ++trains) {
-    play_t play = {.run = evaluator_run, .scene = &trains, .world_size = 2};
-    perform(&play);
+    perform(&(play_t){.run = evaluator_run, .scene = &trains, .world_size = 2});
   }
 }
 
@@ -92,10 +88,7 @@ static void leaver_run(part_t* me) {
 }
 
 TEST(Ranks_OneLeaves_OthersAreToldAtOnce) {
-  for (int32_t w = 2; w <= 3; ++w) {
-    play_t play = {.run = leaver_run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = leaver_run, .world_size = w});
 }
 
 static void* abort_soon(void* argument) {
@@ -122,10 +115,7 @@ static void called_off_run(part_t* me) {
   check_new_comm(me, __LINE__);
 }
 
-TEST(Ranks_AbortFromAnotherThread_EndsTheWait) {
-  play_t play = {.run = called_off_run, .world_size = 2};
-  perform(&play);
-}
+TEST(Ranks_AbortFromAnotherThread_EndsTheWait) { perform(&(play_t){.run = called_off_run, .world_size = 2}); }
 
 /* ---- a rank dies in each phase ---- */
 
@@ -148,14 +138,14 @@ static void death_run(part_t* me) {
   WORKS(rig_open(&me->rig, me->comm, &config));
   if (me->rank == 1) sluice_fake_comm_inject(me->fake, &scene->fault);
   uint64_t begin = sluice_now_ns();
-  sluice_status_t status = whole_step(me);
+  sluice_status_t status = rig_step(&me->rig);
   int in_wait = scene->fault.on == SLUICE_FAKE_WAIT;
   if (me->rank == 1 && status != SLUICE_OK) {
     EXPECT(is_loss(status, in_wait));
     scene->struck = 1;
   }
   /* The other ranks may have completed the last exchange of a step that fails here; the next header then reports it. */
-  if (status == SLUICE_OK) status = whole_step(me);
+  if (status == SLUICE_OK) status = rig_step(&me->rig);
   meet(me);
   if (scene->struck) {
     if (me->rank != 1) {

@@ -2,22 +2,12 @@
 /* Several outstanding steps, a failure of each allocation, and the bytes of a step: nothing leaks and no rank hangs. */
 
 #include "backend/base/clock.h"
-#include "backend/base/hash.h"
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"
 
 /* ---- steps ---- */
 
 enum { NUM_STEPS = 4 };
-
-static uint64_t hash_outputs(const part_t* me) {
-  const rig_tensor_t* all[] = {&me->rig.grad_tokens, &me->rig.grad_weights, &me->rig.grads[0][0], &me->rig.grads[2][1]};
-  uint64_t h = SLUICE_HASH_OF_NOTHING;
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-    h = sluice_hash_bytes(h, all[i]->tensor.data, all[i]->bytes);
-  }
-  return h;
-}
 
 /* Inputs of step s: the routes are shifted by s. */
 static void set_inputs(part_t* me, int32_t s) {
@@ -38,8 +28,8 @@ static void outstanding_run(part_t* me) {
   uint64_t one_by_one[NUM_STEPS];
   for (int32_t s = 0; s < NUM_STEPS; ++s) {
     set_inputs(me, s);
-    WORKS(whole_step(me));
-    one_by_one[s] = hash_outputs(me);
+    WORKS(rig_step(&me->rig));
+    one_by_one[s] = rig_digest_gradients(&me->rig);
   }
   int64_t live = atomic_load(&me->rig.heap.live_bytes);
   sluice_step_t* steps[NUM_STEPS] = {NULL};
@@ -51,7 +41,7 @@ static void outstanding_run(part_t* me) {
     set_inputs(me, s);
     if (s != 1) { /* step 1 is dropped without a backward */
       WORKS(rig_backward(&me->rig, steps[s]));
-      EXPECT(hash_outputs(me) == one_by_one[s]);
+      EXPECT(rig_digest_gradients(&me->rig) == one_by_one[s]);
     }
     sluice_step_drop(steps[s]);
   }
@@ -68,10 +58,7 @@ static void outstanding_run(part_t* me) {
 }
 
 TEST(Steps_SeveralOutstanding_AnyOrderOfBackward) {
-  for (int32_t w = 1; w <= 3; ++w) {
-    play_t play = {.run = outstanding_run, .world_size = w};
-    perform(&play);
-  }
+  for (int32_t w = 1; w <= 3; ++w) perform(&(play_t){.run = outstanding_run, .world_size = w});
 }
 
 /* ---- memory ---- */
@@ -133,8 +120,7 @@ TEST(OneRank_NthAllocationFails_LeaksNothingAndRetries) {
     starve_scene_t scene = {.separate_wgrad = split, .struck = 1};
     for (; scene.struck && scene.nth < 200; ++scene.nth) {
       scene.struck = 0;
-      play_t play = {.run = starve_alone_run, .scene = &scene, .world_size = 1};
-      perform(&play);
+      perform(&(play_t){.run = starve_alone_run, .scene = &scene, .world_size = 1});
     }
     assert_in_range(scene.nth, 10, 199);
   }
@@ -148,10 +134,7 @@ static void starve_pair_run(part_t* me) {
   WORKS(rig_open(&me->rig, me->comm, &config));
   if (me->rank == 0) atomic_store(&me->rig.heap.fail_at, atomic_load(&me->rig.heap.calls) + scene->nth);
   uint64_t begin = sluice_now_ns();
-  sluice_step_t* step = NULL;
-  sluice_status_t status = rig_forward(&me->rig, &step);
-  if (status == SLUICE_OK) status = rig_backward(&me->rig, step);
-  sluice_step_drop(step);
+  const sluice_status_t status = rig_step(&me->rig);
   if (me->rank == 0) {
     if (status != SLUICE_OK) EXPECT(STARVED(status));
     scene->struck = status != SLUICE_OK;
@@ -175,8 +158,7 @@ TEST(TwoRanks_NthAllocationFails_NobodyHangs) {
     starve_scene_t scene = {.deduplicate = deduplicate, .struck = 1};
     for (; scene.struck && scene.nth < 200; ++scene.nth) {
       scene.struck = 0;
-      play_t play = {.run = starve_pair_run, .scene = &scene, .world_size = 2};
-      perform(&play);
+      perform(&(play_t){.run = starve_pair_run, .scene = &scene, .world_size = 2});
     }
     assert_in_range(scene.nth, 8 + deduplicate, 199);
   }
@@ -191,7 +173,7 @@ static void traffic_run(part_t* me) {
   config.deduplicate = *deduplicate;
   WORKS(rig_open(&me->rig, me->comm, &config));
   WORKS(sluice_context_trace(me->rig.context, 64));
-  WORKS(whole_step(me));
+  WORKS(rig_step(&me->rig));
   const sluice_fake_call_t* calls = NULL;
   uint64_t num_calls = sluice_fake_comm_calls(me->fake, &calls), on_wire = 0;
   for (uint64_t i = 0; i < num_calls; ++i) on_wire += calls[i].op == SLUICE_FAKE_START ? calls[i].send_bytes : 0;
@@ -212,7 +194,6 @@ static void traffic_run(part_t* me) {
 
 TEST(Trace_BytesOfAStep_AreThoseOnTheWire) {
   for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
-    play_t play = {.run = traffic_run, .scene = &deduplicate, .world_size = 3, .with_fakes = 1};
-    perform(&play);
+    perform(&(play_t){.run = traffic_run, .scene = &deduplicate, .world_size = 3, .with_fakes = 1});
   }
 }

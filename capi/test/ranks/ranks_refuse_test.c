@@ -86,8 +86,7 @@ TEST(Ranks_OneRefuses_OthersNameItAndGoOn) {
   for (int32_t w = 2; w <= 3; ++w) {
     for (int32_t kind = 0; kind < REFUSE_COUNT; ++kind) {
       const refusal_scene_t scene = {.refuser = kind % w, .kind = kind};
-      play_t play = {.run = refusal_run, .scene = &scene, .world_size = w};
-      perform(&play);
+      perform(&(play_t){.run = refusal_run, .scene = &scene, .world_size = w});
     }
   }
 }
@@ -102,7 +101,4 @@ static void two_refuse_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-TEST(Ranks_SeveralRefuse_EachKeepsItsOwnReason) {
-  play_t play = {.run = two_refuse_run, .world_size = 3};
-  perform(&play);
-}
+TEST(Ranks_SeveralRefuse_EachKeepsItsOwnReason) { perform(&(play_t){.run = two_refuse_run, .world_size = 3}); }

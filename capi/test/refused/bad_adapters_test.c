@@ -5,6 +5,7 @@
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
+enum { LA1 = RIG_NUM_PARAMS };
 static const char* const names[] = {"la1", "lb1", "la3", "lb3", "la2", "lb2"};
 
 static const sluice_tensor_t** member(sluice_expert_tensors_t* table, int kind) {
@@ -44,19 +45,19 @@ TEST(Adapters_BadTensors_AreNamedWithTheirExpert) {
     snprintf(text, sizeof text, "params.%s[1]", names[kind]);
     for (int how = 0; how < 6; ++how) {
       rig_reset(&f.rig);
-      rig_tensor_t* t = &f.rig.adapters[kind][1];
+      rig_tensor_t* t = &f.rig.params[LA1 + kind][1];
       switch (how) {
-        case 0: f.rig.adapter_list[kind][1].type_bits = 64; break; /* its dtype differs from that of expert 0 */
+        case 0: f.rig.param_list[LA1 + kind][1].type_bits = 64; break; /* its dtype differs from that of expert 0 */
         case 1: t->shape[0] += 1; break;
         case 2: t->shape[1] += 1; break;
-        case 3: f.rig.adapter_list[kind][1].data = NULL; break;
-        case 4: f.rig.adapter_list[kind][1].device_type = SLUICE_DEVICE_CUDA; break;
+        case 3: f.rig.param_list[LA1 + kind][1].data = NULL; break;
+        case 4: f.rig.param_list[LA1 + kind][1].device_type = SLUICE_DEVICE_CUDA; break;
         default: t->strides[1] = -1;
       }
       FORWARD_REFUSED(&f, BAD, how == 5 ? "none may be negative" : text);
     }
     rig_reset(&f.rig);
-    for (int32_t e = 0; e < f.rig.num_local; ++e) f.rig.adapter_list[kind][e].type_bits = 16;
+    for (int32_t e = 0; e < f.rig.num_local; ++e) f.rig.param_list[LA1 + kind][e].type_bits = 16;
     snprintf(text, sizeof text, "params.%s[0]: dtype is f16; adapters are f32 like the layer, or f32", names[kind]);
     FORWARD_REFUSED(&f, BAD, text);
   }
@@ -65,8 +66,8 @@ TEST(Adapters_BadTensors_AreNamedWithTheirExpert) {
 
 static void set_rank(rig_t* rig, int pair, int64_t rank) {
   for (int32_t e = 0; e < rig->num_local; ++e) {
-    rig->adapters[2 * pair][e].shape[0] = rank;
-    rig->adapters[2 * pair + 1][e].shape[1] = rank;
+    rig->params[LA1 + 2 * pair][e].shape[0] = rank;
+    rig->params[LA1 + 2 * pair + 1][e].shape[1] = rank;
   }
 }
 
@@ -141,14 +142,14 @@ TEST(Gradients_OfAdapters_FitThem) {
     char text[128];
     snprintf(text, sizeof text, "grad_params.%s[1]", names[kind]);
     sluice_step_t* step = fresh_step(&f);
-    f.rig.adapter_grads[kind][1].shape[0] += 1;
+    f.rig.grads[LA1 + kind][1].shape[0] += 1;
     BACKWARD_REFUSED(&f, step, BAD, text);
     step = fresh_step(&f);
-    f.rig.adapter_grads[kind][1].strides[0] = 2 * f.rig.adapter_grads[kind][1].shape[1];
-    f.rig.adapter_grads[kind][1].strides[1] = 2;
+    f.rig.grads[LA1 + kind][1].strides[0] = 2 * f.rig.grads[LA1 + kind][1].shape[1];
+    f.rig.grads[LA1 + kind][1].strides[1] = 2;
     BACKWARD_REFUSED(&f, step, BAD, text);
     step = fresh_step(&f);
-    f.rig.adapter_grad_list[kind][0].type_bits = 16;
+    f.rig.grad_list[LA1 + kind][0].type_bits = 16;
     snprintf(text, sizeof text, "grad_params.%s[0]: dtype is f16; gradients are f32 like the layer", names[kind]);
     BACKWARD_REFUSED(&f, step, BAD, text);
   }
@@ -190,9 +191,7 @@ TEST(Structs_OfAnOlderLayout_HaveNoAdapters) {
            sizeof *tables[i] - offsetof(sluice_expert_tensors_t, la1));
     tables[i]->struct_size = offsetof(sluice_expert_tensors_t, la1);
   }
-  WORKS(rig_forward(&f.rig, &step));
-  WORKS(rig_backward(&f.rig, step));
-  sluice_step_drop(step);
+  WORKS(rig_step(&f.rig));
   tables[0]->struct_size -= 1;
   REFUSED(rig_forward(&f.rig, &step), SLUICE_E_ABI, "sluice_expert_tensors_t");
   WORKS(rig_round(&f.rig, &digest));

@@ -125,16 +125,18 @@ static void fill(rig_tensor_t* t, int kind) {
 
 static void poison(rig_tensor_t* t) { memset(t->tensor.data, 0xff, t->bytes); }
 
+static int num_kinds(const rig_t* rig) { return rig->config.lora_rank > 0 ? RIG_NUM_KINDS : RIG_NUM_PARAMS; }
+
 static void describe_params(rig_t* rig) {
   const sluice_moe_config_t* c = &rig->config;
-  const int64_t M = c->model_width, H = c->hidden_width;
-  /* w1 w3 w2 b1 b3 b2 */
-  const int64_t rows[] = {H, H, M, H, H, M}, cols[] = {M, M, H, 1, 1, 1};
-  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+  const int64_t M = c->model_width, H = c->hidden_width, r = c->lora_rank;
+  const int64_t rows[] = {H, H, M, H, H, M, r, H, r, H, r, M}, cols[] = {M, M, H, 1, 1, 1, M, r, M, r, H, r};
+  for (int kind = 0; kind < num_kinds(rig); ++kind) {
+    const int is_bias = kind >= 3 && kind < RIG_NUM_PARAMS;
     for (int32_t e = 0; e < rig->num_local; ++e) {
       rig_tensor_t *p = &rig->params[kind][e], *g = &rig->grads[kind][e];
-      describe(p, c->dtype, kind < 3 ? 2 : 1, rows[kind], cols[kind]);
-      describe(g, c->dtype, kind < 3 ? 2 : 1, rows[kind], cols[kind]);
+      describe(p, c->dtype, is_bias ? 1 : 2, rows[kind], cols[kind]);
+      describe(g, c->dtype, is_bias ? 1 : 2, rows[kind], cols[kind]);
       fill(p, kind + 10 * e);
       poison(g);
       rig->param_list[kind][e] = p->tensor;
@@ -143,31 +145,14 @@ static void describe_params(rig_t* rig) {
   }
   sluice_tensor_t(*p)[RIG_MAX_EXPERTS] = rig->param_list;
   sluice_tensor_t(*g)[RIG_MAX_EXPERTS] = rig->grad_list;
-  rig->param_table = (sluice_expert_tensors_t){sizeof rig->param_table, p[0], p[1], p[2], p[3], p[4], p[5]};
-  rig->grad_table = (sluice_expert_tensors_t){sizeof rig->grad_table, g[0], g[1], g[2], g[3], g[4], g[5]};
-}
-
-static void describe_adapters(rig_t* rig) {
-  const sluice_moe_config_t* c = &rig->config;
-  const int64_t M = c->model_width, H = c->hidden_width, r = c->lora_rank;
-  const int64_t rows[] = {r, H, r, H, r, M}, cols[] = {M, r, M, r, H, r};
-  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
-    for (int32_t e = 0; e < rig->num_local; ++e) {
-      rig_tensor_t *p = &rig->adapters[kind][e], *g = &rig->adapter_grads[kind][e];
-      describe(p, c->dtype, 2, rows[kind], cols[kind]);
-      describe(g, c->dtype, 2, rows[kind], cols[kind]);
-      fill(p, 70 + kind + 10 * e);
-      poison(g);
-      rig->adapter_list[kind][e] = p->tensor;
-      rig->adapter_grad_list[kind][e] = g->tensor;
-    }
-  }
-  sluice_expert_tensors_t *p = &rig->param_table, *g = &rig->grad_table;
-  sluice_tensor_t(*a)[RIG_MAX_EXPERTS] = rig->adapter_list, (*d)[RIG_MAX_EXPERTS] = rig->adapter_grad_list;
-  p->la1 = a[0], p->lb1 = a[1], p->la3 = a[2], p->lb3 = a[3], p->la2 = a[4], p->lb2 = a[5];
-  g->la1 = d[0], g->lb1 = d[1], g->la3 = d[2], g->lb3 = d[3], g->la2 = d[4], g->lb2 = d[5];
-  p->lora_scale1 = 2, p->lora_scale3 = 0.5f, p->lora_scale2 = 1;
-  g->w1 = g->w3 = g->w2 = NULL;
+  sluice_expert_tensors_t *params = &rig->param_table, *grads = &rig->grad_table;
+  *params = (sluice_expert_tensors_t){sizeof *params, p[0], p[1], p[2], p[3], p[4], p[5]};
+  *grads = (sluice_expert_tensors_t){sizeof *grads, g[0], g[1], g[2], g[3], g[4], g[5]};
+  if (r == 0) return;
+  params->la1 = p[6], params->lb1 = p[7], params->la3 = p[8], params->lb3 = p[9], params->la2 = p[10];
+  params->lb2 = p[11], params->lora_scale1 = 2, params->lora_scale3 = 0.5f, params->lora_scale2 = 1;
+  grads->la1 = g[6], grads->lb1 = g[7], grads->la3 = g[8], grads->lb3 = g[9], grads->la2 = g[10], grads->lb2 = g[11];
+  grads->w1 = grads->w3 = grads->w2 = NULL;
 }
 
 /* Experts with y = 2 x and dx = 2 dy; on another machine a kernel on the host's stream computes them. */
@@ -207,7 +192,6 @@ void rig_reset(rig_t* rig) {
     ((int32_t*)rig->ids.tensor.data)[i] = (int32_t)((i + i / K + rig->rank) % c->num_experts);
   }
   describe_params(rig);
-  if (c->lora_rank > 0) describe_adapters(rig);
   describe(&rig->twos, SLUICE_DTYPE_F32, 1, rig->world_size * T * K, 1);
   for (int64_t i = 0; i < rig->world_size * T * K; ++i) ((float*)rig->twos.tensor.data)[i] = 2;
   rig->callback_failure = 0;
@@ -282,23 +266,30 @@ sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step) {
 
 static uint64_t hash(uint64_t h, const rig_tensor_t* t) { return sluice_hash_bytes(h, t->tensor.data, t->bytes); }
 
-sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
+sluice_status_t rig_step(rig_t* rig) {
   sluice_step_t* step = NULL;
-  rig_reset(rig);
   sluice_status_t status = rig_forward(rig, &step);
   if (status == SLUICE_OK) status = rig_backward(rig, step);
   sluice_step_drop(step);
-  settle();
-  if (status != SLUICE_OK || out_digest == NULL) return status;
-  uint64_t h = hash(hash(hash(SLUICE_HASH_OF_NOTHING, &rig->out), &rig->grad_tokens), &rig->grad_weights);
-  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+  return status;
+}
+
+uint64_t rig_digest_gradients(const rig_t* rig) {
+  uint64_t h = hash(hash(SLUICE_HASH_OF_NOTHING, &rig->grad_tokens), &rig->grad_weights);
+  for (int kind = 0; kind < num_kinds(rig); ++kind) {
     for (int32_t e = 0; e < rig->num_local; ++e) h = hash(h, &rig->grads[kind][e]);
   }
-  for (int kind = 0; kind < RIG_NUM_ADAPTERS && rig->config.lora_rank > 0; ++kind) {
-    for (int32_t e = 0; e < rig->num_local; ++e) h = hash(h, &rig->adapter_grads[kind][e]);
-  }
-  *out_digest = h;
-  return SLUICE_OK;
+  return h;
+}
+
+uint64_t rig_digest(const rig_t* rig) { return hash(rig_digest_gradients(rig), &rig->out); }
+
+sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
+  rig_reset(rig);
+  const sluice_status_t status = rig_step(rig);
+  settle();
+  if (status == SLUICE_OK && out_digest != NULL) *out_digest = rig_digest(rig);
+  return status;
 }
 
 static void release(rig_tensor_t* t) {
@@ -314,16 +305,10 @@ void rig_close(rig_t* rig) {
   rig_tensor_t* all[] = {&rig->tokens,   &rig->ids,         &rig->weights,      &rig->out,
                          &rig->grad_out, &rig->grad_tokens, &rig->grad_weights, &rig->twos};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) release(all[i]);
-  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+  for (int kind = 0; kind < RIG_NUM_KINDS; ++kind) {
     for (int32_t e = 0; e < RIG_MAX_EXPERTS; ++e) {
       release(&rig->params[kind][e]);
       release(&rig->grads[kind][e]);
-    }
-  }
-  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
-    for (int32_t e = 0; e < RIG_MAX_EXPERTS; ++e) {
-      release(&rig->adapters[kind][e]);
-      release(&rig->adapter_grads[kind][e]);
     }
   }
 }

@@ -8,7 +8,7 @@
 #include "backend/base/test/last_error.h"
 #include "capi/test/world/world.h"
 
-enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6, RIG_NUM_ADAPTERS = 6 };
+enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6, RIG_NUM_ADAPTERS = 6, RIG_NUM_KINDS = 12 };
 
 /* An allocator for config callbacks: counts live bytes, and fails allocation number fail_at (from 0; -1: none). */
 typedef struct heap_s {
@@ -44,12 +44,9 @@ typedef struct rig_s {
   /* Arguments, valid after rig_open and rig_reset. */
   rig_tensor_t tokens, ids, weights, out, grad_out, grad_tokens, grad_weights;
   rig_tensor_t twos; /* factors of callback experts on another machine */
-  rig_tensor_t params[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grads[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
-  sluice_tensor_t param_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grad_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
-  /* la1 lb1 la3 lb3 la2 lb2 of a layer with lora_rank, whose W has no gradients. */
-  rig_tensor_t adapters[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS], adapter_grads[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS];
-  sluice_tensor_t adapter_list[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS];
-  sluice_tensor_t adapter_grad_list[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS];
+  /* w1 w3 w2 b1 b3 b2, and la1 lb1 la3 lb3 la2 lb2 of a layer with lora_rank, whose W has no gradients. */
+  rig_tensor_t params[RIG_NUM_KINDS][RIG_MAX_EXPERTS], grads[RIG_NUM_KINDS][RIG_MAX_EXPERTS];
+  sluice_tensor_t param_list[RIG_NUM_KINDS][RIG_MAX_EXPERTS], grad_list[RIG_NUM_KINDS][RIG_MAX_EXPERTS];
   sluice_expert_tensors_t param_table, grad_table;
   sluice_expert_callbacks_t callbacks;
   sluice_moe_forward_args_t forward;
@@ -73,6 +70,11 @@ sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm);
 void rig_reset(rig_t* rig);
 sluice_status_t rig_forward(rig_t* rig, sluice_step_t** out_step);
 sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step);
+/* Runs a forward and a backward with the current arguments. */
+sluice_status_t rig_step(rig_t* rig);
+/* Digests of all gradients, and of all outputs. */
+uint64_t rig_digest_gradients(const rig_t* rig);
+uint64_t rig_digest(const rig_t* rig);
 /* Runs a training step with valid arguments. out_digest: digest of all outputs. */
 sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest);
 /* Releases everything. The heap must then have no live bytes; rig->heap stays readable. */

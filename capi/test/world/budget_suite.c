@@ -24,8 +24,13 @@ case_t budget_base_case(void) {
                   .hot_expert = -1};
 }
 
+budget_suite_t cpu_budget_suite(void) {
+  return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
+}
+
 uint64_t budget_smallest(const budget_suite_t* suite, case_t c) {
   result_t got;
+  if (c.budget == 0) c.budget = 1;
   suite->run(&c, &got);
   unsigned long long least = 0;
   for (int32_t r = 0; r < c.world_size; ++r) {
@@ -56,21 +61,25 @@ void budget_check(const budget_suite_t* suite, case_t c) {
   world_free(&plain);
 }
 
+/* Checks budgets from the smallest up, and one byte less. */
+static void check_from_the_smallest_up(const budget_suite_t* suite, case_t c) {
+  const uint64_t least = budget_smallest(suite, c);
+  assert_true(least > 1);
+  for (uint64_t i = 0; i < 3; i += suite->is_slow ? 2 : 1) {
+    c.budget = least + least * i / 2;
+    budget_check(suite, c);
+  }
+  c.budget = least - 1;
+  assert_int_equal(budget_smallest(suite, c), least);
+}
+
 void budget_from_the_smallest_up(const budget_suite_t* suite) {
   for (int32_t w = suite->least_ranks; w <= 4; w += suite->is_slow ? w : 1) {
     for (int bits = 0; bits < (suite->is_slow ? 4 : 8); ++bits) {
       case_t c = suite->base;
       c.world_size = w, c.gated = bits & 1, c.restore = bits >> 1 & 1;
       c.outstanding = (suite->is_slow ? bits : bits >> 2) & 1 ? 3 : 1;
-      c.budget = 1;
-      uint64_t least = budget_smallest(suite, c);
-      assert_true(least > 1);
-      for (int i = 0; i < 3; i += suite->is_slow ? 2 : 1) {
-        c.budget = least + least * (uint64_t)i / 2;
-        budget_check(suite, c);
-      }
-      c.budget = least - 1;
-      assert_int_equal(budget_smallest(suite, c), least);
+      check_from_the_smallest_up(suite, c);
     }
   }
 }
@@ -79,7 +88,6 @@ void budget_batches_differ(const budget_suite_t* suite) {
   for (int bits = 0; bits < (suite->is_slow ? 4 : 8); ++bits) {
     case_t c = suite->base;
     c.world_size = 1 + (bits & 1), c.outstanding = bits & 2 ? 3 : 1, c.gated = bits >> 2;
-    c.budget = 1;
     const uint64_t least = budget_smallest(suite, c); /* for the largest batches */
     c.cycles = 2;
     for (int32_t more = 0; more < 5; ++more) {
@@ -92,7 +100,6 @@ void budget_batches_differ(const budget_suite_t* suite) {
 
 /* Runs one hot expert under a budget a quarter above the smallest for balanced routing. */
 static void check_hot(const budget_suite_t* suite, case_t c, double times) {
-  c.budget = 1;
   c.budget = budget_smallest(suite, c) * 5 / 4;
   result_t balanced, hot;
   suite->run(&c, &balanced);
@@ -126,14 +133,12 @@ void budget_one_hot_expert(const budget_suite_t* suite) {
 }
 
 void budget_odd_shapes_and_policies(const budget_suite_t* suite) {
-  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int i = 0; i < 9; ++i) {
     case_t c = suite->base;
-    c.restore_input = i % 3, c.restore_pre_activation = pre_activation[i / 3];
+    c.restore_input = i % 3, c.restore_pre_activation = world_pre_activations[i / 3];
     c.uneven_owners = i % 2, c.drop_every = i % 4 == 1 ? 3 : 0;
     if (i % 3 == 1) c.tokens[0] = 5, c.tokens[1] = 0;
     c.hot_expert = i % 3 == 2 ? 2 : -1;
-    c.budget = 1;
     c.budget = budget_smallest(suite, c);
     c.budget += c.budget / 8;
     if (i % 2) c.host_budget = 1u << 20;
@@ -148,15 +153,10 @@ void budget_separate_wgrad(const budget_suite_t* suite) {
       case_t c = suite->base;
       c.world_size = w, c.separate_wgrad = 1, c.gated = bits & 1, c.reuse_saved = bits >> 1 & 1;
       c.outstanding = bits >> 2 ? 2 : 1, c.hot_expert = bits % 3 == 2 ? 3 : -1;
-      c.budget = 1;
       case_t together = c;
       together.separate_wgrad = 0;
-      uint64_t least = budget_smallest(suite, c);
-      assert_true(least > budget_smallest(suite, together));
-      for (int i = 0; i < 3; i += suite->is_slow ? 2 : 1) {
-        c.budget = least + least * (uint64_t)i / 2;
-        budget_check(suite, c);
-      }
+      assert_true(budget_smallest(suite, c) > budget_smallest(suite, together));
+      check_from_the_smallest_up(suite, c);
     }
   }
 }
@@ -179,21 +179,27 @@ void budget_halves_unsaid(const budget_suite_t* suite) {
   }
 }
 
+/* Checks that all ranks refuse more forwards than max_outstanding. */
+static void check_too_many(const budget_suite_t* suite, case_t c) {
+  result_t got;
+  char text[32];
+  snprintf(text, sizeof text, "max_outstanding is %d", c.max_outstanding);
+  suite->run(&c, &got);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
+    assert_non_null(strstr(got.message[r], text));
+  }
+  world_free(&got);
+}
+
 void budget_more_outstanding_than_said(const budget_suite_t* suite) {
   case_t c = suite->base;
   c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 1;
   c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
-  c.budget = 1;
   c.budget = budget_smallest(suite, c);
   budget_check(suite, c);
   c.outstanding = 4;
-  result_t got;
-  suite->run(&c, &got);
-  for (int32_t r = 0; r < c.world_size; ++r) {
-    assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    assert_non_null(strstr(got.message[r], "max_outstanding is 1"));
-  }
-  world_free(&got);
+  check_too_many(suite, c);
 }
 
 void host_budget_one_hot_expert(const budget_suite_t* suite) {
@@ -240,7 +246,6 @@ static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_pla
 
 void budget_predictions(const budget_suite_t* suite) {
   static const int32_t chunks[] = {1, 2, 3, 8};
-  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   int32_t checked = 0;
   for (int32_t i = 0; i < 72; ++i) {
     case_t c = suite->base;
@@ -250,7 +255,7 @@ void budget_predictions(const budget_suite_t* suite) {
     if (i % 8 == 7) c.tokens[1] = 0;
     DEFAULTS(sluice_plan_config, plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4], plan.wgrad_mode = i % 2;
-    plan.restore_input = i / 9 % 3, plan.restore_pre_activation = pre_activation[i / 3 % 3];
+    plan.restore_input = i / 9 % 3, plan.restore_pre_activation = world_pre_activations[i / 3 % 3];
     checked += check_predicted(suite, c, plan, i);
   }
   printf("predicted bytes equal the allocator's peak%s on %d of %d ranks\n",
@@ -259,9 +264,8 @@ void budget_predictions(const budget_suite_t* suite) {
 
 /* Lists that combine every policy of one tensor with every policy of the other, in orders that differ between cases. */
 static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* pre_activations) {
-  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < num_chunks; ++i) {
-    inputs[i] = (i + number) % 3, pre_activations[i] = pre_activation[(i / 2 + number / 3) % 3];
+    inputs[i] = (i + number) % 3, pre_activations[i] = world_pre_activations[(i / 2 + number / 3) % 3];
     if (!callback || (i + number) % 2 == 0) {
       if (callback) pre_activations[i] = SLUICE_RESTORE_RECOMPUTE;
       continue;
@@ -302,14 +306,7 @@ void budget_by_chunk(const budget_suite_t* suite) {
     if (i % 5 == 4) c.tokens[0] = 5;
     fill_lists(i, c.num_chunks, c.callback_experts, inputs, pre_activations);
     c.restore_input_of = inputs, c.restore_pre_activation_of = pre_activations;
-    c.budget = 1;
-    const uint64_t least = budget_smallest(suite, c);
-    for (int more = 0; more < 3; more += suite->is_slow ? 2 : 1) {
-      c.budget = least + least * (uint64_t)more / 3;
-      budget_check(suite, c);
-    }
-    c.budget = least - 1;
-    assert_int_equal(budget_smallest(suite, c), least);
+    check_from_the_smallest_up(suite, c);
   }
 }
 
@@ -345,6 +342,83 @@ void budget_between_policies(const budget_suite_t* suite) {
     }
   }
   printf("between policies: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
+}
+
+/* ---- under a capacity ---- */
+
+static const int32_t capacity_ranks[] = {1, 2, 4};
+
+case_t capacity_budget_base(void) {
+  case_t c = world_small_case();
+  c.num_experts = 12, c.bias = 1, c.capacity = 8, c.hidden_width = 64, c.model_width = 24;
+  c.tokens[0] = c.tokens[1] = c.tokens[2] = c.tokens[3] = 40;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+  c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  return c;
+}
+
+case_t capacity_budget_case(const budget_suite_t* suite, int32_t world_size, int32_t bits) {
+  case_t c = suite->base;
+  c.world_size = world_size, c.num_chunks = 1 + bits % 4, c.gated = bits & 1;
+  c.outstanding = 1 + bits % 3;
+  c.reuse_saved = bits >> 1 & 1, c.restore = bits >> 2 & 1 && c.outstanding == 1;
+  c.dtype = bits % 5 == 4 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
+  return c;
+}
+
+/* Checks a layer under budgets. Returns the number of ranks whose peak equals the budget exactly. */
+static int32_t check_peak(const budget_suite_t* suite, case_t c, int32_t bits) {
+  result_t without, under;
+  int32_t exact = 0;
+  suite->run(&c, &without);
+  must_work(&c, &without);
+  const uint64_t least = budget_smallest(suite, c);
+  assert_true(least > 1);
+  c.budget = least - 1;
+  assert_int_equal(budget_smallest(suite, c), least);
+  for (uint64_t times = 1; times <= 2; ++times) {
+    c.budget = times * least;
+    suite->run(&c, &under);
+    must_work(&c, &under);
+    for (int32_t r = 0; r < c.world_size; ++r) {
+      assert_true(under.peak_bytes[r] <= c.budget);
+      assert_int_equal(under.report[r].num_dropped, without.report[r].num_dropped);
+      assert_true(under.bytes_sent[r] >= without.bytes_sent[r]);
+      if (times == 2 || c.restore) continue; /* saved buffers of the host are not rounded up */
+      if (under.peak_bytes[r] != least) {
+        fail_msg("W %d bits %d rank %d: peak %llu, planned %llu", c.world_size, bits, r,
+                 (unsigned long long)under.peak_bytes[r], (unsigned long long)least);
+      }
+      ++exact;
+    }
+    /* The leanest plan recomputes chunk by chunk, which changes the bits of weight gradients, but not of outputs. */
+    assert_true(world_identical(&c, &under, &without, 0));
+    assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
+    world_free(&under);
+  }
+  world_free(&without);
+  return exact;
+}
+
+void capacity_budget_peak_is_planned(const budget_suite_t* suite) {
+  int32_t checked = 0;
+  for (int w = 0; w < 3; ++w) {
+    for (int32_t bits = 0; bits < (suite->is_slow ? 6 : 16); ++bits) {
+      checked += check_peak(suite, capacity_budget_case(suite, capacity_ranks[w], bits), bits);
+    }
+  }
+  printf("planned bytes were the allocator's peak on %d ranks of %d\n", checked, checked);
+}
+
+void capacity_budget_more_outstanding_than_said(const budget_suite_t* suite) {
+  for (int w = 0; w < (suite->is_slow ? 2 : 3); ++w) {
+    case_t c = capacity_budget_case(suite, capacity_ranks[w], 1);
+    c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
+    c.outstanding = 2;
+    c.budget = budget_smallest(suite, c);
+    c.max_outstanding = 2, c.outstanding = 3;
+    check_too_many(suite, c);
+  }
 }
 
 void budget_run_test(void** state) {

@@ -14,8 +14,11 @@ typedef struct budget_suite_s {
 
 /* Twelve experts in uneven batches, with all choices adaptive. */
 case_t budget_base_case(void);
+/* This case on this CPU, from one rank on. */
+budget_suite_t cpu_budget_suite(void);
 
-/* The smallest budget that the errors of a case name; 0: no rank fails. Checks the form of the errors. */
+/* The smallest budget that the errors of a case name; 0: no rank fails. A case without a budget gets one byte. Checks
+ * the form of the errors. */
 uint64_t budget_smallest(const budget_suite_t* suite, case_t c);
 /* Checks that memory stays within the budgets, and that results match the f64 reference and have the bits of the same
  * layer in one chunk without a budget. */
@@ -51,6 +54,14 @@ void budget_between_policies(const budget_suite_t* suite);
 
 /* Layers with a list of restore policies: budgets from the smallest up work; one byte less is refused. */
 void budget_by_chunk(const budget_suite_t* suite);
+
+/* A base case under a capacity: all ranks are equal and take exactly the planned bytes. */
+case_t capacity_budget_base(void);
+/* Returns one of sixteen shapes. */
+case_t capacity_budget_case(const budget_suite_t* suite, int32_t world_size, int32_t bits);
+/* Budgets from the smallest up work, with the results of no budget; one byte less is refused. */
+void capacity_budget_peak_is_planned(const budget_suite_t* suite);
+void capacity_budget_more_outstanding_than_said(const budget_suite_t* suite);
 
 /* A cmocka test with this name that calls of_check with of_suite. The entry lives as long as the enclosing block. */
 #define BUDGET_TEST(test, of_suite, of_check)                                        \

@@ -2,19 +2,6 @@
 #include "capi/test/world/checks.h"
 
 #include <math.h>
-#include <stdio.h>
-
-const char* case_text(const case_t* c) {
-  static char text[512];
-  snprintf(text, sizeof text,
-           "W %d by %d n %d K %d E %d dtype %d act %d gated %d bias %d wgrad %d restore %d %d reuse %d dedup %d "
-           "capacity %lld grouping %d chunking %d callbacks %d halves %d lora %d moves %d budget %llu",
-           c->world_size, c->ranks_per_node, c->num_chunks, c->top_k, c->num_experts, c->dtype, c->activation, c->gated,
-           c->bias, c->wgrad_mode, c->restore_input, c->restore_pre_activation, c->reuse_saved, c->deduplicate,
-           (long long)c->capacity, c->grouping, c->chunking, c->callback_experts, c->separate_wgrad, c->lora, c->moves,
-           (unsigned long long)c->budget);
-  return text;
-}
 
 void must_match(const case_t* c, const result_t* got) {
   result_t want;

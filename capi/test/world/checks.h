@@ -21,9 +21,6 @@ static inline void must_work(const case_t* c, const result_t* got) {
   }
 }
 
-/* The fields of a case in which the cases of a suite differ, for messages; valid until the next call. */
-const char* case_text(const case_t* c);
-
 /* Checks that no rank failed, and that results are within the tolerance of the f64 reference. */
 void must_match(const case_t* c, const result_t* got);
 

@@ -18,13 +18,11 @@ int sweep_ranks_and_chunks(const case_t* base, int32_t i, case_t* c) {
 }
 
 int sweep_policies(const case_t* base, int32_t i, case_t* c) {
-  static const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  static const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const int32_t pair = i % PAIRS, variant = i / PAIRS;
   *c = *base;
   set_ranks(c, 1 + (pair + variant) % RANKS);
   c->num_chunks = 1 + (pair + variant) % 6, c->gated = (pair + variant) % 2;
-  c->restore_input = inputs[pair / 3], c->restore_pre_activation = pre_activations[pair % 3];
+  c->restore_input = pair / 3, c->restore_pre_activation = world_pre_activations[pair % 3];
   c->reuse_saved = pair % 2, c->restore = (pair % 4 == 3) != (variant > 0);
   if (variant == 1) c->separate_wgrad = 1, c->outstanding = c->restore ? 1 : 2, c->wgrad_mode = 1;
   if (variant == 2) c->dtype = SLUICE_DTYPE_BF16;

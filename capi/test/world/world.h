@@ -128,15 +128,24 @@ typedef struct result_s {
   char message[WORLD_MAX_RANKS][1024];
 } result_t;
 
+/* The policies of the pre-activation; those of the input are 0, 1 and 2. */
+extern const int32_t world_pre_activations[3];
+
 /* A small base layer: one rank, one chunk, odd widths, everything kept. */
 case_t world_small_case(void);
 /* Tolerance of the distance from the reference by the dtype of a case: f64 layers have f32 gate scalars, bf16 rounds
  * every tensor between ops to 8 bits, and f16 to 11. */
 double world_tolerance(const case_t* c);
 
+/* The nearest value of a dtype. */
+double world_rounded(int32_t dtype, double x);
+
 /* The k-th expert of a token (distinct except with repeat_every), and the rank that owns an expert. */
 int64_t world_expert(const case_t* c, int32_t rank, int64_t t, int32_t k);
 int32_t world_owner(const case_t* c, int32_t e);
+
+/* The fields of a case in which the cases of a suite differ, for messages; valid until the next call. */
+const char* case_text(const case_t* c);
 
 /* Runs forward and backward on all ranks through the public ABI. */
 void world_run(const case_t* c, result_t* out);

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,8 @@ void world_make_result(const case_t* c, result_t* out) {
     for (int i = 0; i < 2 && c->moves; ++i) out->board[i][kind] = calloc((size_t)size + 1, sizeof(double));
   }
 }
+
+const int32_t world_pre_activations[3] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
 
 case_t world_small_case(void) {
   return (case_t){.world_size = 1,
@@ -43,6 +46,19 @@ double world_tolerance(const case_t* c) {
     case SLUICE_DTYPE_F16: return 1e-2;
     default: return 6e-2;
   }
+}
+
+const char* case_text(const case_t* c) {
+  static char text[512];
+  snprintf(
+      text, sizeof text,
+      "W %d by %d n %d T %lld M %lld H %lld K %d E %d dtype %d act %d gated %d bias %d wgrad %d restore %d %d reuse "
+      "%d dedup %d capacity %lld grouping %d chunking %d callbacks %d halves %d lora %d moves %d budget %llu",
+      c->world_size, c->ranks_per_node, c->num_chunks, (long long)c->tokens[0], (long long)c->model_width,
+      (long long)c->hidden_width, c->top_k, c->num_experts, c->dtype, c->activation, c->gated, c->bias, c->wgrad_mode,
+      c->restore_input, c->restore_pre_activation, c->reuse_saved, c->deduplicate, (long long)c->capacity, c->grouping,
+      c->chunking, c->callback_experts, c->separate_wgrad, c->lora, c->moves, (unsigned long long)c->budget);
+  return text;
 }
 
 void world_run(const case_t* c, result_t* out) {

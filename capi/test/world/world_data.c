@@ -14,7 +14,7 @@ static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
   return (double)(x >> 11) / 9007199254740992.0 * 2 - 1;
 }
 
-static double rounded(int32_t dtype, double x) {
+double world_rounded(int32_t dtype, double x) {
   switch (dtype) {
     case SLUICE_DTYPE_F32: return (float)x;
     case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(sluice_f32_to_bf16((float)x));
@@ -45,7 +45,7 @@ int64_t world_tokens_before(const case_t* c, int32_t rank) {
 }
 
 double world_token_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
-  double x = rounded(c->dtype, noise(TOKENS, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
+  double x = world_rounded(c->dtype, noise(TOKENS, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
   return shifted(0, (world_tokens_before(c, rank) + t) * c->model_width + m, x);
 }
 
@@ -55,7 +55,7 @@ float world_weight_value(const case_t* c, int32_t rank, int64_t t, int32_t k) {
 }
 
 double world_grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
-  return rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
+  return world_rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
 }
 
 /* The ranks of adapters differ, so that confusing two of them is an error. */
@@ -105,7 +105,7 @@ double world_param_value(const case_t* c, int kind, int32_t e, int64_t i) {
   const uint64_t seed = (uint64_t)(kind >= LA1 ? ADAPTERS + kind : kind);
   double scale = is_bias ? 0.3 : 1.0 / sqrt((double)world_param_cols(c, kind));
   return shifted(2 + kind, (int64_t)e * world_param_size(c, kind) + i,
-                 rounded(world_param_dtype(c, kind), scale * noise(seed, (uint64_t)e, (uint64_t)i, 0)));
+                 world_rounded(world_param_dtype(c, kind), scale * noise(seed, (uint64_t)e, (uint64_t)i, 0)));
 }
 
 /* To give one of E experts x times the mean load with K routes per token, x K / E of all first routes go to it. */

@@ -8,14 +8,6 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/context/context.h"
 
-int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
-  int32_t count = 0;
-  for (int32_t e = 0; e < c->num_experts; ++e) {
-    if (world_owner(c, e) == rank) out_ids[count++] = e;
-  }
-  return count;
-}
-
 /* One array holds gate and up of an interleaved layer, in alternating rows. */
 static int is_interleaved(const case_t* c, int kind) {
   const int is_down = kind == W2 || kind == B2 || kind >= LA2;
@@ -213,30 +205,20 @@ void world_update(const case_t* c, experts_t* params, const experts_t* grads, in
   }
 }
 
-void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board) {
+void world_copy_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board,
+                        int is_put) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     const int of = world_param_array(c, kind);
     for (int32_t l = 0; world_param_used(c, kind) && l < count; ++l) {
       const array_t* a = &x->arrays[of][l];
-      double* to = board[kind] + ids[l] * world_param_size(c, kind);
-      world_pull(a);
+      double* there = board[kind] + ids[l] * world_param_size(c, kind);
+      if (is_put) world_pull(a);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        to[i] = world_load(world_dtype_of(a), a->host, world_param_place(c, a, kind, i));
+        const int64_t at = world_param_place(c, a, kind, i);
+        if (is_put) there[i] = world_load(world_dtype_of(a), a->host, at);
+        if (!is_put) world_store(world_dtype_of(a), a->host, at, there[i]);
       }
-    }
-  }
-}
-
-void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board) {
-  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
-    const int of = world_param_array(c, kind);
-    for (int32_t l = 0; world_param_used(c, kind) && l < count; ++l) {
-      const array_t* a = &x->arrays[of][l];
-      const double* from = board[kind] + ids[l] * world_param_size(c, kind);
-      for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        world_store(world_dtype_of(a), a->host, world_param_place(c, a, kind, i), from[i]);
-      }
-      world_push(a);
+      if (!is_put) world_push(a);
     }
   }
 }

@@ -11,6 +11,34 @@
 
 #define DEFAULT_TIMEOUT_NS UINT64_C(300000000000)
 
+/* Memory of a rank while it runs its case. */
+typedef struct held_s {
+  rank_t* r;
+  const case_t* c;
+  int32_t* ids;    /* [count], experts of this rank */
+  int32_t* owners; /* [E] */
+  int32_t* slots;  /* [E] */
+  int32_t count, grad_dtype;
+  sluice_comm_t* comm;
+  sluice_context_t* context;
+  sluice_moe_t* moe;
+  array_t x, id, w, y, dy, dx, dw, factors;
+  experts_t params, grads;
+  toy_t toy;
+  sluice_expert_callbacks_t callbacks;
+  saved_t saved;
+  sluice_step_t *step, *others[WORLD_MAX_OUTSTANDING];
+} held_t;
+
+enum { NUM_ARRAYS = 7 };
+
+static array_t* array_of(held_t* h, int i) {
+  array_t* all[NUM_ARRAYS] = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw};
+  return all[i];
+}
+
+static int is_well(const held_t* h) { return h->r->out->status[h->r->rank] == SLUICE_OK; }
+
 static void note(rank_t* r, sluice_status_t status) {
   if (status == SLUICE_OK || r->out->status[r->rank] != SLUICE_OK) return;
   r->out->status[r->rank] = status;
@@ -70,10 +98,14 @@ static sluice_status_t rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t*
 }
 
 /* Makes split calls in place of passes, with memory for rows between them. */
-static void run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
-  const case_t* c = r->c;
+static void run_split(held_t* h) {
+  rank_t* r = h->r;
+  const case_t* c = h->c;
+  sluice_moe_t* moe = h->moe;
+  const sluice_expert_tensors_t* params = &h->params.table;
+  const sluice_tensor_t *w = world_tensor_of(&h->w), *dy = world_tensor_of(&h->dy);
   sluice_dispatch_t* dispatch = NULL;
-  note(r, sluice_dispatch_forward(moe, p->x, p->id, NULL, &dispatch));
+  note(r, sluice_dispatch_forward(moe, world_tensor_of(&h->x), world_tensor_of(&h->id), NULL, &dispatch));
   if (dispatch == NULL) return;
   void* rows = NULL;
   int64_t num_rows = 0;
@@ -86,61 +118,83 @@ static void run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
   char *out = memory, *grad = out + (uint64_t)num_rows * row_bytes, *grad_in = grad + (uint64_t)num_rows * row_bytes;
   char* pre = grad_in + (uint64_t)num_rows * row_bytes;
   float* grad_weight = calloc((size_t)num_rows + 1, sizeof(float));
-  note(r, sluice_experts_forward(moe, rows, counts, p->params, pre, out, NULL));
-  note(r, sluice_dispatch_combine(dispatch, out, p->w, p->y, NULL));
-  note(r, sluice_dispatch_combine_backward(dispatch, out, p->w, p->dy, grad, grad_weight, NULL));
-  note(r, sluice_experts_backward(moe, rows, pre, counts, p->params, grad, grad_in, p->grads,
+  note(r, sluice_experts_forward(moe, rows, counts, params, pre, out, NULL));
+  note(r, sluice_dispatch_combine(dispatch, out, w, world_tensor_of(&h->y), NULL));
+  note(r, sluice_dispatch_combine_backward(dispatch, out, w, dy, grad, grad_weight, NULL));
+  note(r, sluice_experts_backward(moe, rows, pre, counts, params, grad, grad_in, &h->grads.table,
                                   c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE, NULL));
-  note(r, sluice_dispatch_backward(dispatch, grad_in, grad_weight, p->dx, p->dw, NULL));
+  note(r, sluice_dispatch_backward(dispatch, grad_in, grad_weight, world_tensor_of(&h->dx), world_tensor_of(&h->dw),
+                                   NULL));
   sluice_dispatch_destroy(dispatch);
   free(grad_weight);
   free(memory);
   free(counts);
 }
 
-static sluice_status_t run_round(sluice_moe_t* moe, const round_t* p) {
-  const sluice_tensor_t* t[7];
-  sluice_step_t* step = NULL;
+static sluice_moe_forward_args_t forward_args(held_t* h) {
   sluice_moe_forward_args_t f;
-  sluice_moe_backward_args_t b;
-  for (int i = 0; i < 7; ++i) t[i] = world_tensor_of(p->tensors[i]);
   sluice_moe_forward_args_init(&f, sizeof f);
-  f.tokens = t[0], f.expert_ids = t[1], f.route_weights = t[2], f.out_tokens = t[3], f.params = p->params;
+  f.tokens = world_tensor_of(&h->x), f.expert_ids = world_tensor_of(&h->id), f.route_weights = world_tensor_of(&h->w),
+  f.out_tokens = world_tensor_of(&h->y);
+  f.params = h->c->callback_experts ? NULL : &h->params.table;
+  f.callbacks = h->c->callback_experts ? &h->callbacks : NULL;
   f.needs_backward = 1;
-  sluice_status_t status = sluice_moe_forward(moe, &f, world_stream_here(), &step);
-  if (status != SLUICE_OK) return status;
+  return f;
+}
+
+static sluice_moe_backward_args_t backward_args(held_t* h) {
+  const int is_callback = h->c->callback_experts;
+  sluice_moe_backward_args_t b;
   sluice_moe_backward_args_init(&b, sizeof b);
-  b.tokens = t[0], b.route_weights = t[2], b.grad_out = t[4], b.grad_tokens = t[5], b.grad_route_weights = t[6];
-  b.params = p->params, b.grad_params = p->grads, b.may_reuse_saved = 1;
-  status = sluice_moe_backward(moe, step, &b, world_stream_here());
+  b.tokens = world_tensor_of(&h->x), b.route_weights = world_tensor_of(&h->w), b.grad_out = world_tensor_of(&h->dy);
+  b.grad_tokens = world_tensor_of(&h->dx), b.grad_route_weights = world_tensor_of(&h->dw);
+  b.params = is_callback ? NULL : &h->params.table, b.callbacks = is_callback ? &h->callbacks : NULL;
+  b.grad_params = is_callback || h->c->frozen ? NULL : &h->grads.table;
+  return b;
+}
+
+/* Runs a step with the tensors as they are. */
+static sluice_status_t run_round(held_t* h, int32_t may_reuse_saved) {
+  sluice_step_t* step = NULL;
+  const sluice_moe_forward_args_t f = forward_args(h);
+  sluice_moe_backward_args_t b = backward_args(h);
+  b.may_reuse_saved = may_reuse_saved;
+  sluice_status_t status = sluice_moe_forward(h->moe, &f, world_stream_here(), &step);
+  if (status == SLUICE_OK) status = sluice_moe_backward(h->moe, step, &b, world_stream_here());
   sluice_step_drop(step);
   return status;
 }
 
-static uint64_t bytes_now(sluice_context_t* context) {
+/* Zeros without a context. */
+static sluice_context_stats_t stats_now(const held_t* h) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  return sluice_context_get_stats(context, 0, &stats) == SLUICE_OK ? stats.current_bytes : 0;
+  const int is_read = h->context != NULL && sluice_context_get_stats(h->context, 0, &stats) == SLUICE_OK;
+  return is_read ? stats : (sluice_context_stats_t){0};
 }
 
-static void run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, const round_t* p) {
+/* Rounds in one context, as in training: T changes between rounds and returns to its first value. */
+static void run_cycles(held_t* h) {
+  rank_t* r = h->r;
   int64_t all = r->c->tokens[r->rank];
   uint64_t settled = 0;
-  for (int32_t i = 0; i < r->c->cycles * WORLD_CYCLE && r->out->status[r->rank] == SLUICE_OK; ++i) {
-    for (int t = 0; t < 7; ++t) p->tensors[t]->shape[0] = all * ((i * 3 + r->rank) % WORLD_CYCLE) / (WORLD_CYCLE - 1);
-    note(r, run_round(moe, p));
-    if (i + 1 == 2 * WORLD_CYCLE) settled = bytes_now(context);
+  for (int32_t i = 0; i < r->c->cycles * WORLD_CYCLE && is_well(h); ++i) {
+    const int64_t part = all * ((i * 3 + r->rank) % WORLD_CYCLE) / (WORLD_CYCLE - 1);
+    for (int t = 0; t < NUM_ARRAYS; ++t) array_of(h, t)->shape[0] = part;
+    note(r, run_round(h, 1));
+    if (i + 1 == 2 * WORLD_CYCLE) settled = stats_now(h).current_bytes;
   }
-  for (int t = 0; t < 7; ++t) p->tensors[t]->shape[0] = all;
+  for (int t = 0; t < NUM_ARRAYS; ++t) array_of(h, t)->shape[0] = all;
   world_settle();
-  if (r->c->cycles > 2) r->out->growth[r->rank] = bytes_now(context) - settled;
+  if (r->c->cycles > 2) r->out->growth[r->rank] = stats_now(h).current_bytes - settled;
 }
 
 /* Writes the routes: to their own experts (by = 0), or to the next experts (by = 1). */
-static void write_ids(const rank_t* r, array_t* id, int32_t by) {
-  const case_t* c = r->c;
-  for (int64_t t = 0; t < c->tokens[r->rank]; ++t) {
+static void write_ids(held_t* h, int32_t by) {
+  const case_t* c = h->c;
+  array_t* id = &h->id;
+  for (int64_t t = 0; t < c->tokens[h->r->rank]; ++t) {
     for (int32_t k = 0; k < c->top_k; ++k) {
-      int64_t e = world_expert(c, r->rank, t, k);
+      int64_t e = world_expert(c, h->r->rank, t, k);
       world_store(SLUICE_DTYPE_I64, id->host, t * id->strides[0] + k * id->strides[1],
                   (double)(e < 0 ? e : (e + by) % c->num_experts));
     }
@@ -148,43 +202,23 @@ static void write_ids(const rank_t* r, array_t* id, int32_t by) {
   world_push(id);
 }
 
-static sluice_moe_backward_args_t backward_args(array_t* x, array_t* w, array_t* dy, array_t* dx, array_t* dw,
-                                                const sluice_expert_tensors_t* params,
-                                                const sluice_expert_tensors_t* grads) {
-  sluice_moe_backward_args_t b;
-  sluice_moe_backward_args_init(&b, sizeof b);
-  b.tokens = world_tensor_of(x), b.route_weights = world_tensor_of(w), b.grad_out = world_tensor_of(dy);
-  b.grad_tokens = world_tensor_of(dx), b.grad_route_weights = world_tensor_of(dw);
-  b.params = params, b.grad_params = grads;
-  return b;
-}
-
 /* Ends the capture, sets outputs to NaN, writes the case's routes, and launches the graph. */
-static void launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const experts_t* grads, int32_t count) {
+static void launch_graph(held_t* h) {
+  rank_t* r = h->r;
+  const experts_t* grads = &h->grads;
   int code = world_here.machine->end_capture(r->rank);
-  if (r->out->status[r->rank] != SLUICE_OK) return;
+  if (!is_well(h)) return;
   if (code != 0) {
     r->out->status[r->rank] = SLUICE_E_EXTERNAL;
     snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "the capture ended with %d", code);
     return;
   }
-  write_ids(r, id, 0);
-  for (int i = 0; i < 3; ++i) world_push(outputs[i]);
+  write_ids(h, 0);
+  world_push(&h->y), world_push(&h->dx), world_push(&h->dw);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
-    for (int32_t l = 0; grads->arrays[kind] != NULL && l < count; ++l) world_push(&grads->arrays[kind][l]);
+    for (int32_t l = 0; grads->arrays[kind] != NULL && l < h->count; ++l) world_push(&grads->arrays[kind][l]);
   }
   world_here.machine->launch(r->rank);
-}
-
-/* Runs a forward and a backward with other routes than the launch, since a capture requires both to have run. */
-static void run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
-                               const sluice_moe_backward_args_t* b, array_t* id) {
-  sluice_step_t* step = NULL;
-  write_ids(r, id, 1);
-  note(r, sluice_moe_forward(moe, f, world_stream_here(), &step));
-  if (r->out->status[r->rank] == SLUICE_OK) note(r, sluice_moe_backward(moe, step, b, world_stream_here()));
-  sluice_step_drop(step);
-  world_settle();
 }
 
 /* ---- a rank ---- */
@@ -198,12 +232,11 @@ static double* copy_rows(const array_t* a, int32_t dtype) {
   return out;
 }
 
-static void count_slots(rank_t* r, sluice_context_t* context) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  if (context == NULL || sluice_context_get_stats(context, 0, &stats) != SLUICE_OK) return;
-  uint64_t* most = &r->out->slot_bytes[r->rank];
+static void count_slots(const held_t* h) {
+  const sluice_context_stats_t stats = stats_now(h);
+  uint64_t* most = &h->r->out->slot_bytes[h->r->rank];
   if (stats.slot_bytes > *most) *most = stats.slot_bytes;
-  r->out->saved_bytes[r->rank] = stats.saved_bytes;
+  h->r->out->saved_bytes[h->r->rank] = stats.saved_bytes;
 }
 
 static void count_ready(void* user, int32_t local) {
@@ -211,45 +244,18 @@ static void count_ready(void* user, int32_t local) {
   ++*(int32_t*)user;
 }
 
-/* Memory of a rank while it runs its case. */
-typedef struct held_s {
-  rank_t* r;
-  const case_t* c;
-  int32_t* ids;    /* [count], experts of this rank */
-  int32_t* owners; /* [E] */
-  int32_t* slots;  /* [E], once experts have moved */
-  int32_t count, grad_dtype;
-  sluice_comm_t* comm;
-  sluice_context_t* context;
-  sluice_moe_t* moe;
-  array_t x, id, w, y, dy, dx, dw, factors;
-  experts_t params, grads;
-  toy_t toy;
-  sluice_expert_callbacks_t callbacks;
-  saved_t saved;
-  sluice_step_t *step, *others[WORLD_MAX_OUTSTANDING];
-} held_t;
-
-enum { NUM_ARRAYS = 7 };
-
-static array_t* array_of(held_t* h, int i) {
-  array_t* all[NUM_ARRAYS] = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw};
-  return all[i];
-}
-
-static int is_well(const held_t* h) { return h->r->out->status[h->r->rank] == SLUICE_OK; }
-
 static void find_experts(held_t* h) {
   const case_t* c = h->c;
   h->ids = calloc((size_t)c->num_experts, sizeof(int32_t));
   h->owners = calloc((size_t)c->num_experts, sizeof(int32_t));
   h->slots = calloc((size_t)c->num_experts, sizeof(int32_t));
-  h->count = world_local_experts(c, h->r->rank, h->ids);
-  for (int32_t e = 0; e < c->num_experts; ++e) h->owners[e] = world_owner(c, e);
-  if (c->placed) {
-    world_place_experts(c, 3, h->owners, h->slots);
-    h->count = world_experts_of(c, h->r->rank, h->owners, h->slots, h->ids);
+  int32_t counts[WORLD_MAX_RANKS] = {0};
+  for (int32_t e = 0; e < c->num_experts; ++e) {
+    h->owners[e] = world_owner(c, e);
+    h->slots[e] = counts[h->owners[e]]++;
   }
+  if (c->placed) world_place_experts(c, 3, h->owners, h->slots);
+  h->count = world_experts_of(c, h->r->rank, h->owners, h->slots, h->ids);
   h->grad_dtype = c->grad_f32 && c->dtype != SLUICE_DTYPE_F64 ? SLUICE_DTYPE_F32 : c->dtype;
 }
 
@@ -332,11 +338,10 @@ static void make_tensors(held_t* h) {
       world_store(c->dtype, h->dy.host, t * h->dy.strides[0] + m, world_grad_value(c, rank, t, m));
     }
     for (int32_t k = 0; k < c->top_k; ++k) {
-      world_store(SLUICE_DTYPE_I64, h->id.host, t * h->id.strides[0] + k * h->id.strides[1],
-                  (double)world_expert(c, rank, t, k));
       world_store(SLUICE_DTYPE_F32, h->w.host, t * h->w.strides[0] + k, world_weight_value(c, rank, t, k));
     }
   }
+  write_ids(h, 0);
   for (int i = 0; i < NUM_ARRAYS; ++i) world_push(array_of(h, i));
 }
 
@@ -361,43 +366,21 @@ static void make_experts(held_t* h) {
   h->callbacks = (sluice_expert_callbacks_t){sizeof h->callbacks, &h->toy, world_toy_forward, world_toy_backward};
 }
 
-static void run_parts_and_cycles(held_t* h) {
-  rank_t* r = h->r;
-  if (h->c->parts && is_well(h)) {
-    run_split(r, h->moe,
-              &(parts_t){world_tensor_of(&h->x), world_tensor_of(&h->id), world_tensor_of(&h->w),
-                         world_tensor_of(&h->y), world_tensor_of(&h->dy), world_tensor_of(&h->dx),
-                         world_tensor_of(&h->dw), &h->params.table, &h->grads.table});
-  }
-  if (h->c->cycles > 0 && is_well(h)) {
-    run_cycles(r, h->context, h->moe,
-               &(round_t){.tensors = {&h->x, &h->id, &h->w, &h->y, &h->dy, &h->dx, &h->dw},
-                          .params = &h->params.table,
-                          .grads = &h->grads.table});
-  }
-}
-
 static void run_forward(held_t* h) {
   rank_t* r = h->r;
   const case_t* c = h->c;
-  sluice_moe_forward_args_t f;
-  sluice_moe_forward_args_init(&f, sizeof f);
-  f.tokens = world_tensor_of(&h->x), f.expert_ids = world_tensor_of(&h->id), f.route_weights = world_tensor_of(&h->w),
-  f.out_tokens = world_tensor_of(&h->y);
-  f.params = c->callback_experts ? NULL : &h->params.table;
-  f.callbacks = c->callback_experts ? &h->callbacks : NULL;
-  f.needs_backward = 1;
+  sluice_moe_forward_args_t f = forward_args(h);
   if (c->restore) f.save = save_buffer, f.save_user = &h->saved;
   if (c->captured) {
-    const sluice_moe_backward_args_t before =
-        backward_args(&h->x, &h->w, &h->dy, &h->dx, &h->dw, &h->params.table, &h->grads.table);
-    run_before_capture(r, h->moe, &f, &before, &h->id);
+    write_ids(h, 1);
+    note(r, run_round(h, 0)); /* with other routes than the launch; a capture requires both passes to have run */
+    world_settle();
     world_here.machine->begin_capture(r->rank);
   }
   world_tell(c, SLUICE_FORWARD, 0);
   note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->step));
   world_tell(c, SLUICE_FORWARD, 1);
-  count_slots(r, h->context);
+  count_slots(h);
   f.save = NULL, f.save_user = NULL; /* `saved` belongs to the first step; later steps use memory of Sluice */
   for (int32_t i = 1; i < c->outstanding && is_well(h); ++i) {
     note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->others[i]));
@@ -407,10 +390,7 @@ static void run_forward(held_t* h) {
 static void run_backward(held_t* h) {
   rank_t* r = h->r;
   const case_t* c = h->c;
-  sluice_moe_backward_args_t b = backward_args(&h->x, &h->w, &h->dy, &h->dx, &h->dw, &h->params.table, &h->grads.table);
-  if (c->callback_experts) b.params = NULL;
-  b.callbacks = c->callback_experts ? &h->callbacks : NULL;
-  if (c->callback_experts || c->frozen) b.grad_params = NULL;
+  sluice_moe_backward_args_t b = backward_args(h);
   b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
   b.may_reuse_saved = c->reuse_saved;
   b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
@@ -448,14 +428,12 @@ static void collect(held_t* h) {
   r->out->grad_tokens[r->rank] = copy_rows(&h->dx, c->dtype);
   r->out->grad_weights[r->rank] = copy_rows(&h->dw, SLUICE_DTYPE_F32);
   collect_gradients(h);
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  if (h->context != NULL && sluice_context_get_stats(h->context, 0, &stats) == SLUICE_OK) {
-    r->out->peak_bytes[r->rank] = stats.peak_bytes;
-    r->out->fallback_chunks[r->rank] = stats.num_fallback_chunks;
-    count_slots(r, h->context);
-    r->out->bytes_sent[r->rank] = stats.bytes_sent;
-    r->out->num_chunks[r->rank] = stats.last_num_chunks;
-  }
+  const sluice_context_stats_t stats = stats_now(h);
+  r->out->peak_bytes[r->rank] = stats.peak_bytes;
+  r->out->fallback_chunks[r->rank] = stats.num_fallback_chunks;
+  count_slots(h);
+  r->out->bytes_sent[r->rank] = stats.bytes_sent;
+  r->out->num_chunks[r->rank] = stats.last_num_chunks;
   if (c->capacity <= 0 || h->moe == NULL) return;
   sluice_capacity_report_t* report = &r->out->report[r->rank];
   sluice_capacity_report_init(report, sizeof *report);
@@ -487,8 +465,8 @@ static void run_step(held_t* h) {
 static void move_experts(held_t* h, int32_t move) {
   const case_t* c = h->c;
   result_t* out = h->r->out;
-  world_put_experts(c, &h->params, h->ids, h->count, out->board[0]);
-  world_put_experts(c, &h->grads, h->ids, h->count, out->board[1]);
+  world_copy_experts(c, &h->params, h->ids, h->count, out->board[0], 1);
+  world_copy_experts(c, &h->grads, h->ids, h->count, out->board[1], 1);
   world_place_experts(c, move, h->owners, h->slots);
   sluice_expert_placement_t placement;
   sluice_expert_placement_init(&placement, sizeof placement);
@@ -498,8 +476,8 @@ static void move_experts(held_t* h, int32_t move) {
   drop_experts(h);
   h->count = world_experts_of(c, h->r->rank, h->owners, h->slots, h->ids);
   make_experts(h);
-  world_take_experts(c, &h->params, h->ids, h->count, out->board[0]);
-  world_take_experts(c, &h->grads, h->ids, h->count, out->board[1]);
+  world_copy_experts(c, &h->params, h->ids, h->count, out->board[0], 0);
+  world_copy_experts(c, &h->grads, h->ids, h->count, out->board[1], 0);
 }
 
 static void run_rounds(held_t* h) {
@@ -536,10 +514,11 @@ void world_run_rank(rank_t* r) {
   make_layer(&h);
   make_tensors(&h);
   make_experts(&h);
-  run_parts_and_cycles(&h);
+  if (h.c->parts && is_well(&h)) run_split(&h);
+  if (h.c->cycles > 0 && is_well(&h)) run_cycles(&h);
   run_rounds(&h);
   if (!h.c->parts) run_step(&h);
-  if (h.c->captured) launch_graph(r, &h.id, (array_t* const[]){&h.y, &h.dx, &h.dw}, &h.grads, h.count);
+  if (h.c->captured) launch_graph(&h);
   world_settle();
   collect(&h);
   release(&h);

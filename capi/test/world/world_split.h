@@ -68,17 +68,6 @@ typedef struct saved_s {
   uint64_t bytes[SLUICE_SAVED_COUNT];
 } saved_t;
 
-typedef struct parts_s {
-  const sluice_tensor_t *x, *id, *w, *y, *dy, *dx, *dw;
-  const sluice_expert_tensors_t *params, *grads;
-} parts_t;
-
-/* A round of several in one context, as in training: T changes between rounds and returns to its first value. */
-typedef struct round_s {
-  array_t* tensors[7]; /* x id w y dy dx dw */
-  const sluice_expert_tensors_t *params, *grads;
-} round_t;
-
 /* world_data.c */
 /* Adds `delta` to one input on this thread, for finite differences; which -1: to none. */
 void world_move(int which, int64_t index, double delta);
@@ -117,7 +106,6 @@ void world_make_rows(array_t* a, int32_t dtype, int64_t rows, int64_t cols, int6
 /* The kind of the array that holds the parameters of a kind, and the position of element i in it. */
 int world_param_array(const case_t* c, int kind);
 int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i);
-int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids);
 void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count, int gradients);
 void world_free_experts(experts_t* x, int32_t count);
 int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y);
@@ -129,9 +117,9 @@ void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int3
 int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids);
 /* Subtracts a part of the gradients from the parameters, like an optimizer. */
 void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t count);
-/* Copy all arrays of the experts `ids` to and from a board, as f64 by expert. */
-void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board);
-void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board);
+/* Copies all arrays of the experts `ids` to (is_put) or from a board, as f64 by expert. */
+void world_copy_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board,
+                        int is_put);
 
 /* world_packed.c */
 /* Writes the weights and their scales into `table`. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The life of a communicator: creation, release, and whether it may still be used. comm.h declares what transports call.
- * Private to backend/comm. */
+/* The life of a communicator: creation, release, and whether it may still be used. comm.h declares what transports
+ * call. Private to backend/comm. */
 #pragma once
 
 #include "backend/comm/comm.h"

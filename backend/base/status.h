@@ -16,6 +16,11 @@
   (sluice_error_record((status), (rank), (peer), 0, __VA_ARGS__), (status))
 #endif
 
+/* OK if the condition holds; else INVALID_ARGUMENT with a formatted message (what, where, what to do), whose arguments
+ * are only evaluated then. It does not return by itself: SLUICE_TRY(SLUICE_REQUIRE(...)). */
+#define SLUICE_REQUIRE(condition, ...) \
+  ((condition) ? (sluice_status_t)SLUICE_OK : SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__))
+
 /* Returns early; for functions that hold no resources. */
 #define SLUICE_TRY(expr)                                            \
   do {                                                              \

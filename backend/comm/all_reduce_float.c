@@ -2,7 +2,6 @@
 /* The all-reduce of floats: sums in f32 and in rank order, rounded once, so that all ranks get the same bits, however a
  * caller divides its data into calls. It consists of exchanges: one for small data, two (reduce-scatter, all-gather)
  * for each piece of large data. */
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"

@@ -3,7 +3,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm_life.h"
 #include "backend/comm/messages_state.h"

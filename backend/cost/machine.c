@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Evaluates the curves of a machine, and checks its values. */
-#include "backend/base/check.h"
 #include "backend/cost/machine.h"
 
 #include <math.h>

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/json.h"
 #include "backend/base/text.h"
 #include "backend/cost/machine.h"

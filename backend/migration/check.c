@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/state_set.h"
 
 #define MAX_RANKS    SLUICE_MOVE_CHECK_MAX_RANKS

@@ -3,7 +3,6 @@
 #include <float.h>
 #include <math.h>
 
-#include "backend/base/check.h"
 #include "backend/optim/adam.h"
 
 sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule) {

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/optim/pieces.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/lines.h"
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/optim/pieces.h"
 

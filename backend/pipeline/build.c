@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/needs.h"
 #include "backend/pipeline/orders.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of policies. */
-#include "backend/base/check.h"
 #include "backend/pipeline/policies/policies.h"
 
 const sluice_policy_t* sluice_policy(int32_t policy) {

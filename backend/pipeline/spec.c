@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/spec.h"
 
-#include "backend/base/check.h"
-
 int32_t sluice_pipeline_stage_of(const sluice_pipeline_spec_t* spec, int32_t virtual_stage) {
   int32_t turn = virtual_stage / spec->num_stages, place = virtual_stage % spec->num_stages;
   return spec->placement == SLUICE_PLACEMENT_V && turn % 2 == 1 ? spec->num_stages - 1 - place : place;

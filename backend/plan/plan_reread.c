@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/model/words.h"
 #include "backend/plan/plan_search.h"

@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/model/restore.h"
 

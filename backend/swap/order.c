@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "backend/base/check.h"
-
 sluice_status_t sluice_swap_order_init(sluice_swap_order_t* order, const int32_t* swapped, int32_t num_layers,
                                        sluice_allocator_t* allocator) {
   *order = (sluice_swap_order_t){.allocator = allocator, .num_layers = num_layers};

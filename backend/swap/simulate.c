@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Simulates swapping in virtual time. */
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/swap/order.h"
 

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/json.h"
 #include "backend/base/log.h"
 #include "backend/base/text.h"

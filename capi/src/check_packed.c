@@ -3,7 +3,6 @@
  * sluice/weights.h defines. */
 #include <stdio.h>
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/context/row_memory.h"

@@ -2,7 +2,6 @@
 /* The public calls of migrations: read the structs, then call backend/migration/run. */
 #include "sluice/migration.h"
 
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/migration/protocol.h"
 #include "backend/migration/run/run.h"

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 #include "backend/model/restore.h"

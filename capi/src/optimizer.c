@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/moe/context/context.h"
 #include "backend/optim/bucketed/bucketed.h"

@@ -3,7 +3,6 @@
 #include <stdatomic.h>
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/log.h"
 #include "backend/base/math.h"
 #include "backend/base/structs.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 

@@ -2,7 +2,6 @@
 /* Predicts a step of the optimizer without running it: the bytes of its plan, and a simulation. */
 #include <math.h>
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/base/structs.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The public calls of pipelines. */
-#include "backend/base/check.h"
 #include "sluice/pipeline.h"
 
 #include <string.h>

@@ -2,7 +2,6 @@
 /* Predicts a batch of a pipeline without running it: its program, what is in flight, and a simulation. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/base/structs.h"
 #include "backend/pipeline/build.h"

@@ -4,7 +4,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/moe/layer/placement.h"
 #include "backend/moe/run/run.h"

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/cost/closed_forms.h"
 #include "backend/model/restore.h"

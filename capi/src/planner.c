@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 #include "backend/calibrate/calibrate.h"

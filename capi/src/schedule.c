@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/cost/predict.h"
 #include "backend/model/restore.h"

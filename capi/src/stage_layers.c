@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/planner/stages/explain.h"
 #include "capi/src/planner.h"

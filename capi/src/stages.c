@@ -3,7 +3,6 @@
 #include "sluice/stages.h"
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/planner/stages/explain.h"
 #include "backend/planner/stages/plan_stages.h"

@@ -3,7 +3,6 @@
 #include "sluice/swap.h"
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/structs.h"
 #include "backend/swap/order.h"
 #include "backend/swap/run/run.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The public calls of a context's tuner. */
-#include "backend/base/check.h"
 #include "sluice/tuner.h"
 
 #include <string.h>

@@ -2,7 +2,6 @@
 /* Codes and scales of a single weight, without a layer. */
 #include "sluice/weights.h"
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
 #include "capi/src/check_layer.h"

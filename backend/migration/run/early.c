@@ -2,7 +2,6 @@
 /* Sends and receives items before the boundary, for hosts that know earlier which items are final. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/migration/run/state.h"
 

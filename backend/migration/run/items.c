@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/base/math.h"
 #include "backend/migration/run/state.h"

@@ -2,7 +2,6 @@
 /* Creates and destroys migrations. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
 #include "backend/migration/run/state.h"

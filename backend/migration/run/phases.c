@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "backend/base/check.h"
-
 /* Slots checked in one walk over the experts of a rank, one bit each, on the stack. */
 enum { WINDOW = 4096 };
 

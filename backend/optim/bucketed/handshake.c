@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/hash.h"
 #include "backend/base/math.h"

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"

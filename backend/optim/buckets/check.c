@@ -3,7 +3,6 @@
  * lane knew, and what the awaited ops knew. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/lanes.h"
 #include "backend/base/math.h"
 #include "backend/optim/buckets/plan.h"

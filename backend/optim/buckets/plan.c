@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/buckets/plan.h"
 
-#include "backend/base/check.h"
 #include "backend/base/lanes.h"
 #include "backend/base/math.h"
 #include "sluice/context.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/buckets/run.h"
 
-#include "backend/base/check.h"
-
 typedef struct run_s {
   const sluice_bucket_plan_t* plan;
   char* memory;

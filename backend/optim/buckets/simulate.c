@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/buckets/simulate.h"
 
-#include "backend/base/check.h"
 #include "backend/base/lanes.h"
 
 const int64_t sluice_bucket_chunks[SLUICE_BUCKET_NUM_CHUNKS] = {1, 2, 4, SLUICE_BUCKET_ALL};

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/optim/file/format.h"

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 
 enum { GROUP = 0, DTYPE, NUM_DIMS, HEAD }; /* words at the start of each tensor */

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The steps of a file of states: its records and checksums, reading and writing. */
-#include "backend/base/check.h"
 #include "backend/optim/file/state_file.h"
 
 #include <stddef.h>

@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/device/adam_kernels.h"

@@ -2,7 +2,6 @@
 #include "backend/optim/on_device/sum.h"
 
 #include "backend/base/alloc.h"
-#include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/comm/exchange_arrays.h"

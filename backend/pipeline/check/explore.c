@@ -2,7 +2,6 @@
 /* Explores every interleaving of a small program. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/state_set.h"
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/check/conflicts.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GPipe: all forwards, then all backwards. Every micro-batch is in flight. */
-#include "backend/base/check.h"
 #include "backend/pipeline/policies/policies.h"
 
 static sluice_status_t check(const sluice_pipeline_spec_t* spec) {

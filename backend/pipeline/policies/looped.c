@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Interleaved 1F1B over looped virtual stages. Micro-batches are processed in groups of p: all of a group in one
  * virtual stage, then in the next one of the stage. Stage s runs 2(p - 1 - s) + (v - 1)p forwards ahead. */
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"
 

@@ -3,7 +3,6 @@
  * = W: in each step a stage runs a backward if one can run, else a forward, else a weight gradient. Among backwards it
  * prefers the one nearest to its end, among forwards the one nearest to its loss. A stage keeps 2p halves of a
  * micro-batch from forward to weight gradient, which are as many bytes as the first stage of 1F1B keeps. */
-#include "backend/base/check.h"
 #include "backend/pipeline/policies/policies.h"
 
 typedef struct counts_s {

@@ -2,7 +2,6 @@
 /* ZB-H1: 1F1B with weight gradients as separate ops. Stage s has p - s in flight before its first backward, and delays
  * its weight gradients by s micro-batches, so that every stage keeps at most p of both kinds, like the first stage of
  * 1F1B. Its bubble is (p - 1)(F + B - W), compared to (p - 1)(F + B + W) for 1F1B. */
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"
 

@@ -2,7 +2,6 @@
 /* Runs a batch on one rank. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/run/state.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens and closes pipelines, and keeps arrivals for a host. */
 
-#include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/pipeline/run/state.h"
 

@@ -2,7 +2,6 @@
 /* Reports about the last batch: statistics, events, metadata, timelines. */
 #include <string.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/text.h"
 #include "backend/pipeline/run/state.h"

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/runner.h"
 #include "backend/pipeline/simulate/cards.h"

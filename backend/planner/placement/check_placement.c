@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/base/check.h"
+#include "backend/base/status.h"
 
 enum { MOST_EXPERTS = 4096, MOST_RANKS = 4096 };
 static const uint64_t MOST_SUM = 9007199254740992; /* 2^53 */

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "backend/base/check.h"
+#include "backend/base/status.h"
 
 static sluice_status_t check_time(double value, const char* name) {
   return SLUICE_REQUIRE(isfinite(value) && value >= 0, "move: %s is %g; it must be finite and at least 0", name, value);

@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/planner/stages/problem/check_problem.h"
 #include "backend/planner/stages/partition/cut_order.h"

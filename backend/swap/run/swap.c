@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/swap/order.h"

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-#include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/planner/stages/problem/tables.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the examples share: tensors of 32-bit numbers, errors, and data that is the same in every language. */
+/* Helpers of the examples: tensors of 32-bit numbers, errors, and data that is the same in every language. */
 #pragma once
 
 #include <stdio.h>

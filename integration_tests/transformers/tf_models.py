@@ -104,7 +104,7 @@ def arguments(folder: object, **more: Any) -> TrainingArguments:
 
 
 def budget(num_layers: int, spare: float) -> int:
-    """Returns a memory budget that is `spare` times the least one for a step of a model with so many layers."""
+    """Returns `spare` times the smallest memory budget for a step of a model with this number of layers."""
     sluice.configure(memory_budget=1 << 10, gemm="ref")
     with pytest.raises(OverBudget, match="memory_budget") as refused:
         step(make("mixtral", num_hidden_layers=num_layers), batch())

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pool for tests that runs its threads one after another, the last first: as many as it is asked for, or one fewer.
- */
+/* A pool of threads for tests. It runs as many parts as requested, or one fewer, one after another, the last first. */
 #pragma once
 
 #include "backend/base/threads.h"

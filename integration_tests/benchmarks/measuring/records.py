@@ -36,9 +36,11 @@ def short(value: Any) -> Any:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """A row as text: names and short values, a median with its quartiles."""
+    """Returns a row as text: names and short values, a median with its quartiles, and no missing values."""
     words = []
     for name, value in row.items():
+        if value is None:
+            continue
         if isinstance(value, Mapping) and {"median", "q1", "q3"} <= value.keys():
             value = f"{value['median']:.3g} [{value['q1']:.3g}, {value['q3']:.3g}]"
         words.append(f"{name} {short(value)}")

@@ -182,13 +182,13 @@ static sluice_status_t copy(sluice_bench_t* b, int is_in, uint64_t bytes, sluice
 static void run_activation(sluice_bench_t* b, int32_t activation, int32_t direction, int64_t rows,
                            sluice_stream_t stream) {
   const sluice_kernels_t* kernels = b->context->device->kernels;
+  const sluice_unit_t unit = {activation, SLUICE_GATED_NO, 1, 1, 0};
   char* other = b->pre_activation + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
   if (direction == SLUICE_FORWARD) {
-    kernels->activation_forward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->pre_activation, NULL, NULL,
-                                other);
+    kernels->unit_forward(stream, b->dtype, &unit, rows, b->hidden_width, b->pre_activation, NULL, NULL, other);
   } else {
-    kernels->activation_backward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->pre_activation, other,
-                                 b->scalars, b->recv, other, b->sums);
+    kernels->unit_backward(stream, b->dtype, &unit, rows, b->hidden_width, b->pre_activation, other, b->scalars,
+                           b->recv, other, b->sums);
   }
 }
 

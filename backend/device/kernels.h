@@ -76,23 +76,6 @@ typedef struct sluice_kernels_s {
                        const void* rows, const int32_t* position, const float* scale, int64_t scale_t, int64_t scale_k,
                        void* out, int64_t out_stride);
 
-  /* pre [rows, g*H] = [W1 x | W3 x] in place plus biases, which are kept in it; act [rows, H] = f(pre).
-   * gated: act = f(pre[:, :H]) * pre[:, H:]. b1, b3: [H] or NULL (strides 1, layer dtype). The addition is rounded to
-   * dtype before the activation reads it, so that a backward that reloads `pre` sees the same values. act may be pre
-   * when gated = 0 (then pre is not kept). */
-  void (*activation_forward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                             int64_t hidden, void* pre, const void* b1, const void* b3, void* act);
-
-  /* Backward of the same, with the gate's scalar. In: pre [rows, g*H] (biases included), dact [rows, H] = dy W2 with dy
-   * NOT yet multiplied by the route weight, weight [rows] f32. Out:
-   *   dpre    [rows, g*H] = weight * d f / d pre * dact   (may be pre; may be dact when gated = 0)
-   *   act_w   [rows, H]   = weight * act                   (so that dW2 = dy^T act_w with the raw dy; may be dact)
-   *   dweight [rows] f32  = sum over h of dact * act, in f32, in the order above
-   * act is what forward stored, to the bit. act_w may be NULL (weight gradients not wanted). */
-  void (*activation_backward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                              int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                              void* act_w, float* dweight);
-
   /* rows[i, :] += bias, rounded to dtype. */
   void (*add_bias)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, const void* bias);
 
@@ -127,10 +110,20 @@ typedef struct sluice_kernels_s {
   void (*scale_columns)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, int64_t stride,
                         float factor);
 
-  /* activation_forward and _backward for every unit; NULL on devices that lack them. b1: [H], interleaved [2H] (then b3
-   * is NULL). dpre may be pre, act_w may be dact. The slope of a clamp at its corner is 1. */
+  /* pre [rows, g*H] = [W1 x | W3 x] in place plus biases, which are kept in it; act [rows, H] = f(pre), gated:
+   * f(pre[:, :H]) * v(pre[:, H:]). b1, b3: [H] or NULL (strides 1, layer dtype); interleaved b1 is [2H], b3 NULL. The
+   * addition is rounded to dtype before the activation reads it, so that a backward that reloads `pre` sees the same
+   * values. act may be pre when gated = 0 (then pre is not kept). */
   void (*unit_forward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                        void* pre, const void* b1, const void* b3, void* act);
+
+  /* Backward of the same, with the gate's scalar. In: pre [rows, g*H] (biases included), dact [rows, H] = dy W2 with dy
+   * NOT yet multiplied by the route weight, weight [rows] f32. Out:
+   *   dpre    [rows, g*H] = weight * d f / d pre * dact   (may be pre; may be dact when gated = 0)
+   *   act_w   [rows, H]   = weight * act                   (so that dW2 = dy^T act_w with the raw dy; may be dact)
+   *   dweight [rows] f32  = sum over h of dact * act, in f32, in the order above
+   * act is what forward stored, to the bit. act_w may be NULL (weight gradients not wanted). The slope of a clamp at
+   * its corner is 1. */
   void (*unit_backward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                         const void* pre, const void* dact, const float* weight, void* dpre, void* act_w,
                         float* dweight);

@@ -203,12 +203,6 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   const sluice_expert_placement_t placement = {.expert_rank = checked.expert_rank, .expert_slot = checked.expert_slot};
   SLUICE_TRY(sluice_placement_check(&placement, checked.layer_id, checked.num_experts, context->world_size));
   if (checked.callback_experts) checked.hidden_width = 0;
-  if (!checked.callback_experts && !sluice_layer_is_plain(&checked) && context->device->kernels->unit_forward == NULL) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: device %s has no kernels for activation %s, gated %s: use callback experts or a CPU",
-                       checked.layer_id, context->device->name, sluice_activation_word(checked.activation),
-                       sluice_gated_word(checked.gated));
-  }
   SLUICE_TRY(check_weights(&checked));
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(check_reuse(&checked));

@@ -54,8 +54,6 @@ KERNELS = {
     "pack_matrices": "copies, rounded by the conversions that SumsOfRows compares",
     "scale_columns": "one product, rounded likewise",
     "dot_rows": SUMS,
-    "activation_forward": ACTIVATION,
-    "activation_backward": ACTIVATION,
     "unit_forward": ACTIVATION,
     "unit_backward": ACTIVATION,
     "experts_forward": EXPERTS,

@@ -88,6 +88,7 @@ static void drop_all(rates_t* r) {
 static void launch(rates_t* r, int kind) {
   const shape_t* s = &r->s;
   const sluice_kernels_t* k = r->device->kernels;
+  const sluice_unit_t unit = {SLUICE_ACTIVATION_SILU, s->gated, 1, 1, 0};
   switch (kind) {
     case COPY: (void)sluice_cuda_copy(r->device, NULL, r->dpre, r->pre, (uint64_t)(r->rows * r->columns) * 2); break;
     case GATHER:
@@ -97,13 +98,9 @@ static void launch(rates_t* r, int kind) {
       k->combine_rows(NULL, DTYPE, s->tokens, s->top_k, s->width, r->rows_of_tokens, r->position, r->weight, s->top_k,
                       1, r->tokens, s->width);
       break;
-    case FORWARD:
-      k->activation_forward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, r->rows, s->hidden, r->pre, NULL, NULL,
-                            r->act);
-      break;
+    case FORWARD: k->unit_forward(NULL, DTYPE, &unit, r->rows, s->hidden, r->pre, NULL, NULL, r->act); break;
     case BACKWARD:
-      k->activation_backward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, r->rows, s->hidden, r->pre, r->dact,
-                             r->weight, r->dpre, r->act, r->dweight);
+      k->unit_backward(NULL, DTYPE, &unit, r->rows, s->hidden, r->pre, r->dact, r->weight, r->dpre, r->act, r->dweight);
       break;
     default:
       sluice_cuda_route(NULL, &(sluice_route_args_t){.ids = r->ids,
@@ -147,8 +144,8 @@ static double seconds_of(rates_t* r, int kind) {
   return best;
 }
 
-static const char* const names[NUM_KINDS] = {"copy on the device", "gather_rows",         "combine_rows",
-                                             "activation_forward", "activation_backward", "routing, four kernels"};
+static const char* const names[NUM_KINDS] = {"copy on the device", "gather_rows",   "combine_rows",
+                                             "unit_forward",       "unit_backward", "routing, four kernels"};
 
 static const char* run_shape(rates_t* r) {
   if (!take_all(r)) return "memory";
@@ -197,5 +194,5 @@ void gpu_part_profile_kernels(void) {
     problem = gpu_rig.driver->cuStreamSynchronize(NULL) == 0 ? NULL : "a wait";
   }
   drop_all(&r);
-  gpu_report("profile of activation_backward and combine_rows", problem);
+  gpu_report("profile of unit_backward and combine_rows", problem);
 }

@@ -152,12 +152,6 @@ static void unit_forward(sluice_stream_t stream, int32_t dtype, const sluice_uni
   }
 }
 
-static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
-  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
-  unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
-}
-
 /* The blocks for one piece of a row in backward. */
 typedef struct {
   block_t x, up, d, slope, up_slope, act;
@@ -277,11 +271,4 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
     }
     dweight[i] = unit_fold(used, sums);
   }
-}
-
-static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                                void* act_w, float* dweight) {
-  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
-  unit_backward(stream, dtype, &unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
 }

@@ -143,11 +143,10 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
 
 /* ---- activations ---- */
 
-/* activation_* with `unit` NULL, unit_* with a unit. A part starts at the same row of every buffer, so buffers that
- * alias keep the same relative position. */
+/* A part starts at the same row of every buffer, so buffers that alias keep the same relative position. */
 typedef struct activation_s {
   sluice_stream_t stream;
-  int32_t dtype, activation, gated;
+  int32_t dtype;
   const sluice_unit_t* unit;
   int64_t hidden;
   const void *b1, *b3;     /* forward */
@@ -160,80 +159,31 @@ typedef struct activation_s {
 static void forward_part(const void* call, int64_t first, int64_t count) {
   const activation_t* c = call;
   int64_t row = c->hidden * size_of(c->dtype);
-  void* pre = at_out(c->pre_out, first * row * (c->gated ? 2 : 1));
+  void* pre = at_out(c->pre_out, first * row * (c->unit->gated ? 2 : 1));
   void* act = at_out(c->act_out, first * row);
-  if (c->unit != NULL) {
-    plain()->unit_forward(c->stream, c->dtype, c->unit, count, c->hidden, pre, c->b1, c->b3, act);
-  } else {
-    plain()->activation_forward(c->stream, c->dtype, c->activation, c->gated, count, c->hidden, pre, c->b1, c->b3, act);
-  }
+  plain()->unit_forward(c->stream, c->dtype, c->unit, count, c->hidden, pre, c->b1, c->b3, act);
 }
 
 static void backward_part(const void* call, int64_t first, int64_t count) {
   const activation_t* c = call;
-  int64_t row = c->hidden * size_of(c->dtype), wide = row * (c->gated ? 2 : 1);
+  int64_t row = c->hidden * size_of(c->dtype), wide = row * (c->unit->gated ? 2 : 1);
   const void *pre = at(c->pre, first * wide), *dact = at(c->dact, first * row);
   void *dpre = at_out(c->pre_out, first * wide), *act_w = at_out(c->act_out, first * row);
-  if (c->unit != NULL) {
-    plain()->unit_backward(c->stream, c->dtype, c->unit, count, c->hidden, pre, dact, c->weight + first, dpre, act_w,
-                           c->dweight + first);
-  } else {
-    plain()->activation_backward(c->stream, c->dtype, c->activation, c->gated, count, c->hidden, pre, dact,
-                                 c->weight + first, dpre, act_w, c->dweight + first);
-  }
-}
-
-static void run_forward(const activation_t* c, int64_t rows) {
-  run_parts(forward_part, c, rows, 1, rows * c->hidden * size_of(c->dtype) * (c->gated ? 3 : 2));
-}
-
-static void run_backward(const activation_t* c, int64_t rows) {
-  run_parts(backward_part, c, rows, 1, rows * c->hidden * size_of(c->dtype) * (c->gated ? 6 : 4));
-}
-
-static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
-  const activation_t call = {.stream = stream,
-                             .dtype = dtype,
-                             .activation = activation,
-                             .gated = gated,
-                             .hidden = hidden,
-                             .b1 = b1,
-                             .b3 = b3,
-                             .pre_out = pre,
-                             .act_out = act};
-  run_forward(&call, rows);
+  plain()->unit_backward(c->stream, c->dtype, c->unit, count, c->hidden, pre, dact, c->weight + first, dpre, act_w,
+                         c->dweight + first);
 }
 
 static void unit_forward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                          void* pre, const void* b1, const void* b3, void* act) {
   const activation_t call = {.stream = stream,
                              .dtype = dtype,
-                             .gated = unit->gated,
                              .unit = unit,
                              .hidden = hidden,
                              .b1 = b1,
                              .b3 = b3,
                              .pre_out = pre,
                              .act_out = act};
-  run_forward(&call, rows);
-}
-
-static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                                void* act_w, float* dweight) {
-  const activation_t call = {.stream = stream,
-                             .dtype = dtype,
-                             .activation = activation,
-                             .gated = gated,
-                             .hidden = hidden,
-                             .pre = pre,
-                             .dact = dact,
-                             .weight = weight,
-                             .pre_out = dpre,
-                             .act_out = act_w,
-                             .dweight = dweight};
-  run_backward(&call, rows);
+  run_parts(forward_part, &call, rows, 1, rows * hidden * size_of(dtype) * (unit->gated ? 3 : 2));
 }
 
 static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows,
@@ -241,7 +191,6 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
                           void* act_w, float* dweight) {
   const activation_t call = {.stream = stream,
                              .dtype = dtype,
-                             .gated = unit->gated,
                              .unit = unit,
                              .hidden = hidden,
                              .pre = pre,
@@ -250,7 +199,7 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
                              .pre_out = dpre,
                              .act_out = act_w,
                              .dweight = dweight};
-  run_backward(&call, rows);
+  run_parts(backward_part, &call, rows, 1, rows * hidden * size_of(dtype) * (unit->gated ? 6 : 4));
 }
 
 /* ---- rows and vectors ---- */

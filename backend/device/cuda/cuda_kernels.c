@@ -279,19 +279,6 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
                    at(dweight));
 }
 
-static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                               int64_t hidden, void* pre, const void* b1, const void* b3, void* act) {
-  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
-  unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
-}
-
-static void activation_backward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
-                                int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
-                                void* act_w, float* dweight) {
-  const sluice_unit_t unit = {activation, gated, 1, 1, 0};
-  unit_backward(stream, dtype, &unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
-}
-
 static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, void* data, const void* bias) {
   const sluice_bias_args_t args = {.data = data, .bias = bias, .units = rows, .width = width};
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_add_bias, dtype), stream, &args, args.units);
@@ -399,8 +386,6 @@ const sluice_kernels_t* sluice_cuda_kernels(void) {
       .scatter_rows = scatter_rows,
       .move_rows = move_rows,
       .combine_rows = combine_rows,
-      .activation_forward = activation_forward,
-      .activation_backward = activation_backward,
       .add_bias = add_bias,
       .dot_rows = dot_rows,
       .sum_columns = sum_columns,

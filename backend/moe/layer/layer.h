@@ -77,11 +77,6 @@ static inline void sluice_capacity_forget_agreed(const sluice_moe_t* moe) {
   if (moe->capacity != NULL) moe->capacity->num_kinds = 0;
 }
 
-/* Whether the kernels activation_forward and _backward suffice; other layers use unit_forward and _backward. */
-static inline int sluice_layer_is_plain(const sluice_moe_config_t* config) {
-  return config->activation <= SLUICE_ACTIVATION_SILU && config->gated != SLUICE_GATED_INTERLEAVED;
-}
-
 static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config) {
   return (sluice_unit_t){config->activation, config->gated, config->swiglu_alpha, config->swiglu_limit,
                          config->swiglu_offset};

@@ -74,12 +74,7 @@ static void activation_grad_of(sluice_pass_t* pass, const sluice_op_t* op, int i
   const float* weight = sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e);
   void* dpre = sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e);
   void* act_w = is_wanted ? dact : NULL;
-  if (sluice_layer_is_plain(c)) {
-    kernels->activation_backward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
-                                 dpre, act_w, dgate);
-  } else {
-    kernels->unit_backward(stream, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
-  }
+  kernels->unit_backward(stream, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
 }
 
 static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {

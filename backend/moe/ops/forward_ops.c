@@ -74,11 +74,7 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) 
     void* act = sluice_pass_rows(pass, out, op->chunk, e);
     const void* b1 = c->bias ? bias_of(pass->params->b1, e) : NULL;
     const void* b3 = c->bias && c->gated == SLUICE_GATED_HALVES ? bias_of(pass->params->b3, e) : NULL;
-    if (sluice_layer_is_plain(c)) {
-      kernels->activation_forward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, b1, b3, act);
-    } else {
-      kernels->unit_forward(stream, c->dtype, &unit, rows, c->hidden_width, pre, b1, b3, act);
-    }
+    kernels->unit_forward(stream, c->dtype, &unit, rows, c->hidden_width, pre, b1, b3, act);
   }
 }
 

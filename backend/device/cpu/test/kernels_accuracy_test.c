@@ -51,11 +51,11 @@ static double error_in(double got, double want, double unit) {
 static void check_batch(int32_t activation, const float* x, path_t* path, const double* value, const double* slope,
                         const double* terms) {
   static float pre[BATCH], act[BATCH], ones[BATCH], dpre[BATCH], weight[1] = {1}, dweight[1];
+  const sluice_unit_t unit = {activation, SLUICE_GATED_NO, 1, 1, 0};
   memcpy(pre, x, sizeof pre);
   for (int i = 0; i < BATCH; ++i) ones[i] = 1;
-  path->kernels->activation_forward(NULL, SLUICE_DTYPE_F32, activation, 0, 1, BATCH, pre, NULL, NULL, act);
-  path->kernels->activation_backward(NULL, SLUICE_DTYPE_F32, activation, 0, 1, BATCH, pre, ones, weight, dpre, NULL,
-                                     dweight);
+  path->kernels->unit_forward(NULL, SLUICE_DTYPE_F32, &unit, 1, BATCH, pre, NULL, NULL, act);
+  path->kernels->unit_backward(NULL, SLUICE_DTYPE_F32, &unit, 1, BATCH, pre, ones, weight, dpre, NULL, dweight);
   for (int i = 0; i < BATCH; ++i) {
     double e = error_in(act[i], value[i], ulp_of(value[i]));
     if (x[i] < -6) {

@@ -104,7 +104,7 @@ static const sluice_unit_t OTHERS[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO
                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 2.25f, 1},
                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 2.25f, 1},
                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 0.25f, 3.4e38f, 0}};
-/* Plain units, which activation_forward and _backward compute, come first; then those of unit_forward and _backward. */
+/* Plain units come first; the others have more parameters or another layout. */
 enum { NUM_PLAIN = 2 * (SLUICE_ACTIVATION_SILU + 1), NUM_UNITS = NUM_PLAIN + sizeof OTHERS / sizeof OTHERS[0] };
 
 static sluice_unit_t unit_of(int i) {
@@ -121,16 +121,11 @@ static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
     buffer_t pre2 = copy_of(&pre), pre3 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = copy_of(&act);
     const void* p1 = bias >= 1 ? b1.data : NULL;
     const void* p3 = bias == 2 && gated == SLUICE_GATED_HALVES ? b3.data : NULL;
-    if (is_plain) {
-      ref->activation_forward(NULL, dtype, unit.activation, gated, rows, hidden, pre.data, p1, p3, act.data);
-      kernels->activation_forward(NULL, dtype, unit.activation, gated, rows, hidden, pre2.data, p1, p3, act2.data);
-      if (!gated) {
-        kernels->activation_forward(NULL, dtype, unit.activation, 0, rows, hidden, pre3.data, p1, p3, pre3.data);
-        assert_same(&act2, &pre3, "activation_forward: act over pre");
-      }
-    } else {
-      ref->unit_forward(NULL, dtype, &unit, rows, hidden, pre.data, p1, p3, act.data);
-      kernels->unit_forward(NULL, dtype, &unit, rows, hidden, pre2.data, p1, p3, act2.data);
+    ref->unit_forward(NULL, dtype, &unit, rows, hidden, pre.data, p1, p3, act.data);
+    kernels->unit_forward(NULL, dtype, &unit, rows, hidden, pre2.data, p1, p3, act2.data);
+    if (!gated) {
+      kernels->unit_forward(NULL, dtype, &unit, rows, hidden, pre3.data, p1, p3, pre3.data);
+      assert_same(&act2, &pre3, "forward: act over pre");
     }
     assert_same(&pre, &pre2, "forward: pre");
     assert_close(&act, &act2, 1, is_plain ? 0 : 1e-6, "forward: act");
@@ -140,17 +135,6 @@ static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
 }
 
 TEST(Forward_EveryUnit_CloseToPlain) { sweep_over(forward_case, 1); }
-
-static void backward(const sluice_kernels_t* k, int32_t dtype, int number, int64_t rows, int64_t hidden,
-                     const buffer_t* pre, const buffer_t* dact, const buffer_t* w, void* dpre, void* act_w, void* dw) {
-  const sluice_unit_t unit = unit_of(number);
-  if (number < NUM_PLAIN) {
-    k->activation_backward(NULL, dtype, unit.activation, unit.gated, rows, hidden, pre->data, dact->data, w->data, dpre,
-                           act_w, dw);
-  } else {
-    k->unit_backward(NULL, dtype, &unit, rows, hidden, pre->data, dact->data, w->data, dpre, act_w, dw);
-  }
-}
 
 static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
   for (int mode = 0; mode < NUM_UNITS * 2; ++mode) {
@@ -162,9 +146,10 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
     buffer_t dpre = buffer(dtype, rows * width), act = buffer(dtype, rows * hidden),
              dw = buffer(SLUICE_DTYPE_F32, rows);
     buffer_t dpre2 = copy_of(&dpre), act2 = copy_of(&act), dw2 = copy_of(&dw);
-    backward(ref, dtype, mode / 2, rows, hidden, &pre, &dact, &w, dpre.data, want_act ? act.data : NULL, dw.data);
-    backward(kernels, dtype, mode / 2, rows, hidden, &pre, &dact, &w, dpre2.data, want_act ? act2.data : NULL,
-             dw2.data);
+    ref->unit_backward(NULL, dtype, &unit, rows, hidden, pre.data, dact.data, w.data, dpre.data,
+                       want_act ? act.data : NULL, dw.data);
+    kernels->unit_backward(NULL, dtype, &unit, rows, hidden, pre.data, dact.data, w.data, dpre2.data,
+                           want_act ? act2.data : NULL, dw2.data);
     /* The largest product of factors below 3 is 3 * 3 * 3 * 1.2, and more with the parameters of other units; a slope
      * near 0 is compared with its terms, below half of it. */
     assert_close(&dpre, &dpre2, 1, is_plain ? 3 * 3 * 3 * 0.5 : 12 * 12 * 3 * 3 * 0.5, "backward: dpre");
@@ -179,12 +164,13 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
     }
     /* In place, as kernels.h allows: dpre over dact without a gate, dpre over pre, act_w over dact with a gate. */
     buffer_t pre3 = copy_of(&pre), dact3 = copy_of(&dact), dact4 = copy_of(&dact);
-    backward(kernels, dtype, mode / 2, rows, hidden, &pre3, &dact3, &w, pre3.data, want_act ? dact3.data : NULL,
-             dw2.data);
+    kernels->unit_backward(NULL, dtype, &unit, rows, hidden, pre3.data, dact3.data, w.data, pre3.data,
+                           want_act ? dact3.data : NULL, dw2.data);
     assert_same(&dpre2, &pre3, "backward: dpre over pre");
     if (want_act) assert_same(&act2, &dact3, "backward: act_w over dact");
     if (!unit.gated) {
-      backward(kernels, dtype, mode / 2, rows, hidden, &pre, &dact4, &w, dact4.data, NULL, dw2.data);
+      kernels->unit_backward(NULL, dtype, &unit, rows, hidden, pre.data, dact4.data, w.data, dact4.data, NULL,
+                             dw2.data);
       assert_same(&dpre2, &dact4, "backward: dpre over dact");
     }
     release(&pre3), release(&dact3), release(&dact4), release(&pre), release(&dact), release(&w);
@@ -212,14 +198,14 @@ TEST(ActivationBackward_RecomputedAct_IsForwardsToTheBit) {
   enum { R = 3 };
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
   for (int mode = 0; mode < 5 * 2 * 3 * 2; ++mode) {
-    int32_t activation = mode % 5, gated = mode / 5 % 2, dtype = DTYPES[mode / 10 % 3];
+    const sluice_unit_t unit = unit_of(mode % 10);
+    const int32_t gated = unit.gated, dtype = DTYPES[mode / 10 % 3];
     const int64_t H = mode < 30 ? 77 : 1333; /* 77: some of the 256 partial sums; 1333: several turns and blocks */
     buffer_t pre = random_buffer(dtype, R * H * (gated ? 2 : 1)), dact = random_buffer(dtype, R * H);
     buffer_t act = buffer(dtype, R * H), act_w = buffer(dtype, R * H), dpre = copy_of(&pre);
     float one[R] = {1, 1, 1}, dw[R], want[R];
-    kernels->activation_forward(NULL, dtype, activation, gated, R, H, pre.data, NULL, NULL, act.data);
-    kernels->activation_backward(NULL, dtype, activation, gated, R, H, pre.data, dact.data, one, dpre.data, act_w.data,
-                                 dw);
+    kernels->unit_forward(NULL, dtype, &unit, R, H, pre.data, NULL, NULL, act.data);
+    kernels->unit_backward(NULL, dtype, &unit, R, H, pre.data, dact.data, one, dpre.data, act_w.data, dw);
     for (int i = 0; i < R; ++i) want[i] = sum_of_products(dtype, H, i * H, dact.data, act.data);
     assert_same(&act, &act_w, "act_w with weight 1");
     assert_memory_equal(dw, want, sizeof dw);
@@ -232,32 +218,31 @@ TEST(Activations_ChunksAndInstructionSets_SameBits) {
   enum { R = 7, H = 601 };
   const sluice_kernels_t *fast = sluice_cpu_kernels(), *avx2 = sluice_cpu_kernels_avx2();
   for (int mode = 0; mode < 5 * 2 * 3; ++mode) {
-    int32_t activation = mode % 5, gated = mode / 5 % 2, dtype = DTYPES[mode / 10];
-    int64_t g = gated ? 2 : 1;
+    const sluice_unit_t unit = unit_of(mode % 10);
+    const int32_t dtype = DTYPES[mode / 10];
+    int64_t g = unit.gated ? 2 : 1;
     size_t bytes = sluice_dtype_bytes(dtype);
     buffer_t pre = random_buffer(dtype, R * H * g), dact = random_buffer(dtype, R * H),
              w = random_buffer(SLUICE_DTYPE_F32, R);
     buffer_t act = buffer(dtype, R * H), dpre = buffer(dtype, R * H * g), dw = buffer(SLUICE_DTYPE_F32, R);
     buffer_t act2 = copy_of(&act), dpre2 = copy_of(&dpre), dw2 = copy_of(&dw);
-    fast->activation_forward(NULL, dtype, activation, gated, R, H, pre.data, NULL, NULL, act.data);
+    fast->unit_forward(NULL, dtype, &unit, R, H, pre.data, NULL, NULL, act.data);
     for (int64_t i = 0; i < R; ++i) {
-      fast->activation_forward(NULL, dtype, activation, gated, 1, H, (char*)pre.data + (size_t)(i * H * g) * bytes,
-                               NULL, NULL, (char*)act2.data + (size_t)(i * H) * bytes);
+      fast->unit_forward(NULL, dtype, &unit, 1, H, (char*)pre.data + (size_t)(i * H * g) * bytes, NULL, NULL,
+                         (char*)act2.data + (size_t)(i * H) * bytes);
     }
-    assert_same(&act, &act2, "activation_forward, row by row");
-    fast->activation_backward(NULL, dtype, activation, gated, R, H, pre.data, dact.data, w.data, dpre.data, act.data,
-                              dw.data);
+    assert_same(&act, &act2, "forward, row by row");
+    fast->unit_backward(NULL, dtype, &unit, R, H, pre.data, dact.data, w.data, dpre.data, act.data, dw.data);
     if (avx2 != NULL) {
-      avx2->activation_backward(NULL, dtype, activation, gated, R, H, pre.data, dact.data, w.data, dpre2.data,
-                                act2.data, dw2.data);
+      avx2->unit_backward(NULL, dtype, &unit, R, H, pre.data, dact.data, w.data, dpre2.data, act2.data, dw2.data);
       assert_same(&dpre, &dpre2, "dpre, avx2"), assert_same(&act, &act2, "act_w, avx2"),
           assert_same(&dw, &dw2, "dweight, avx2");
     }
     for (int64_t i = 0; i < R; ++i) {
-      fast->activation_backward(NULL, dtype, activation, gated, 1, H, (char*)pre.data + (size_t)(i * H * g) * bytes,
-                                (char*)dact.data + (size_t)(i * H) * bytes, (float*)w.data + i,
-                                (char*)dpre2.data + (size_t)(i * H * g) * bytes,
-                                (char*)act2.data + (size_t)(i * H) * bytes, (float*)dw2.data + i);
+      fast->unit_backward(NULL, dtype, &unit, 1, H, (char*)pre.data + (size_t)(i * H * g) * bytes,
+                          (char*)dact.data + (size_t)(i * H) * bytes, (float*)w.data + i,
+                          (char*)dpre2.data + (size_t)(i * H * g) * bytes, (char*)act2.data + (size_t)(i * H) * bytes,
+                          (float*)dw2.data + i);
     }
     assert_same(&dpre, &dpre2, "dpre, row by row"), assert_same(&act, &act2, "act_w, row by row");
     assert_same(&dw, &dw2, "dweight, row by row");

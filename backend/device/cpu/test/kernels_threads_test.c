@@ -85,37 +85,29 @@ static void combine_alone(const sluice_kernels_t* k, int32_t dtype, buffer_t* ou
 
 enum { HIDDEN = WIDTH / 2 };
 
-static void activate(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
+static const sluice_unit_t HALVES = {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 7, 1},
+                           PAIRS = {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 7, 1},
+                           RELU = {SLUICE_ACTIVATION_RELU, SLUICE_GATED_NO, 1, 1, 0};
+
+static void unit_forward(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
   const void* bias = data_of(dtype);
-  k->activation_forward(NULL, dtype, SLUICE_ACTIVATION_SILU, 1, ROWS, HIDDEN, out->data, bias, bias, more->data);
+  k->unit_forward(NULL, dtype, &HALVES, ROWS, HIDDEN, out->data, bias, bias, more->data);
 }
 
-static void activate_ungated(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
+static void unit_forward_ungated(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
   (void)more;
-  k->activation_forward(NULL, dtype, SLUICE_ACTIVATION_GELU, 0, ROWS, WIDTH, out->data, NULL, NULL, out->data);
+  k->unit_forward(NULL, dtype, &RELU, ROWS, WIDTH, out->data, NULL, NULL, out->data);
 }
 
 /* In place, as in a pass: dpre is pre, act_w is dact. */
 static float dweight[ROWS];
 
-static void backward(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
-  k->activation_backward(NULL, dtype, SLUICE_ACTIVATION_SILU, 1, ROWS, HIDDEN, out->data, more->data, weights,
-                         out->data, more->data, dweight);
-}
-
-static void backward_ungated(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
-  k->activation_backward(NULL, dtype, SLUICE_ACTIVATION_RELU, 0, ROWS, WIDTH, out->data, data_of(dtype), weights,
-                         out->data, NULL, more->data);
-}
-
-static const sluice_unit_t SWIGLU = {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 7, 1};
-
-static void unit_forward(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
-  k->unit_forward(NULL, dtype, &SWIGLU, ROWS, HIDDEN, out->data, data_of(dtype), NULL, more->data);
-}
-
 static void unit_backward(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
-  k->unit_backward(NULL, dtype, &SWIGLU, ROWS, HIDDEN, out->data, more->data, weights, out->data, more->data, dweight);
+  k->unit_backward(NULL, dtype, &PAIRS, ROWS, HIDDEN, out->data, more->data, weights, out->data, more->data, dweight);
+}
+
+static void unit_backward_ungated(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
+  k->unit_backward(NULL, dtype, &RELU, ROWS, WIDTH, out->data, data_of(dtype), weights, out->data, NULL, more->data);
 }
 
 static void add_bias(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
@@ -155,12 +147,10 @@ TEST(Threads_AnyNumberAndFewerThanAsked_SameBitsAsOne) {
     compare("move_rows", move, t, all, f32, 1);
     compare("combine_rows", combine, t, all, f32, 1);
     compare("combine_rows without scale", combine_alone, t, all, f32, 1);
-    compare("activation_forward, gated", activate, t, all, t, ROWS * HIDDEN);
-    compare("activation_forward", activate_ungated, t, all, f32, 1);
-    compare("activation_backward, gated", backward, t, all, t, ROWS * HIDDEN);
-    compare("activation_backward", backward_ungated, t, all, f32, ROWS);
     compare("unit_forward", unit_forward, t, all, t, ROWS * HIDDEN);
+    compare("unit_forward, ungated", unit_forward_ungated, t, all, f32, 1);
     compare("unit_backward", unit_backward, t, all, t, ROWS * HIDDEN);
+    compare("unit_backward, ungated", unit_backward_ungated, t, all, f32, ROWS);
     compare("add_bias", add_bias, t, all, f32, 1);
     compare("dot_rows", dot, t, all, f32, ROWS);
     compare("sum_columns", sum, t, WIDTH, f32, 1);

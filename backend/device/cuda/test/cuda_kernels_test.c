@@ -227,8 +227,8 @@ TEST(Experts_ManyAtOnce_AreOneByOne) {
 
 TEST(ActivationBackward_WithoutWeights_LeavesActW) {
   float pre[4] = {1, -2, 3, 0.5f}, dact[4] = {1, 1, 1, 1}, dpre[4], weight[1] = {2}, dweight[1];
-  cuda->activation_backward(NULL, SLUICE_DTYPE_F32, SLUICE_ACTIVATION_RELU, 0, 1, 4, pre, dact, weight, dpre, NULL,
-                            dweight);
+  const sluice_unit_t unit = {SLUICE_ACTIVATION_RELU, SLUICE_GATED_NO, 1, 1, 0};
+  cuda->unit_backward(NULL, SLUICE_DTYPE_F32, &unit, 1, 4, pre, dact, weight, dpre, NULL, dweight);
   assert_true(dweight[0] == 4.5f && dpre[0] == 2 && dpre[1] == 0 && dpre[3] == 2);
 }
 

@@ -7,8 +7,3 @@ const sluice_kernels_t* sluice_cpu_kernels(void) {
   if (kernels == NULL) kernels = sluice_cpu_kernels_avx2();
   return kernels != NULL ? kernels : sluice_cpu_kernels_portable();
 }
-
-const char* sluice_cpu_kernels_name(void) {
-  if (sluice_cpu_kernels_avx512() != NULL) return "avx512";
-  return sluice_cpu_kernels_avx2() != NULL ? "avx2" : "portable";
-}

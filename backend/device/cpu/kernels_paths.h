@@ -11,6 +11,3 @@
 const sluice_kernels_t* sluice_cpu_kernels_avx512(void);
 const sluice_kernels_t* sluice_cpu_kernels_avx2(void);
 const sluice_kernels_t* sluice_cpu_kernels_portable(void);
-
-/* "avx512", "avx2" or "portable": the kernels that sluice_cpu_kernels returns. */
-const char* sluice_cpu_kernels_name(void);

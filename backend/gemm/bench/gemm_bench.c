@@ -2,7 +2,7 @@
 /* Measures GFLOP/s of each available GEMM implementation on the GEMMs of one MoE layer. Not a test.
  *
  *   gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST] [--repeats N]
- *              [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]
+ *              [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time]
  *
  * --torch         loads torch's library first, so that "blas" finds its MKL, as in a torch process
  * --rows          rows per expert, 8,16,32,64,128,256,512,1024,2048
@@ -13,10 +13,9 @@
  * --repeats       of each implementation, in turns, 5
  * --experts       GEMMs per call, each with weights of its own, 4; M and H: 1024 and 4096
  * --cpu-time      the calling thread's CPU time in place of the clock's: for one thread on a busy machine
- * --ref           measures ref too (slow)
  *
  * Each number is the best of the repeats, followed by their median in parentheses. The measurements of "auto" are
- * written to stderr, and one record per line to FILE.
+ * written to stderr.
  *
  *   forward1    T_M [r, H] = X [r, M] W1 [H, M]^T          forward2    T_DO [r, M] = ACT [r, H] W2 [M, H]^T
  *   input2      dACT [r, H] = dY [r, M] W2 [M, H]          input1      dT_DI [r, M] = dT_M [r, H] W1 [H, M]
@@ -26,7 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
@@ -36,9 +34,9 @@ enum { MOST_EXPERTS = 64, MOST_REPEATS = 100, MOST_GEMMS = 10, NUM_FORMS = 6 };
 static const char* const form_names[NUM_FORMS] = {"forward1", "forward2", "input2", "input1", "weight", "weight_add"};
 
 typedef struct options_s {
-  const char *torch, *rows, *forms, *dtypes, *weights, *json;
-  int64_t model_width, hidden_width, experts;
-  int repeats, cpu_time, with_ref;
+  const char *torch, *rows, *forms, *dtypes, *weights;
+  int64_t model_width, hidden_width, experts, repeats;
+  int cpu_time;
 } options_t;
 
 typedef struct data_s {
@@ -66,10 +64,7 @@ static void fill(void* data, int64_t count, int32_t dtype) {
 }
 
 static double now(const options_t* o) {
-  if (!o->cpu_time) return (double)sluice_now_ns() * 1e-9;
-  struct timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+  return (double)(o->cpu_time ? sluice_thread_cpu_ns() : sluice_now_ns()) * 1e-9;
 }
 
 /* Prints the measurements and choices of "auto". */
@@ -87,10 +82,6 @@ static int listed(const char* list, const char* word) {
     if ((at == list || at[-1] == ',') && (at[length] == ',' || at[length] == '\0')) return 1;
   }
   return 0;
-}
-
-static const char* label_of(const column_t* column) {
-  return column->format == SLUICE_PACKED_NO ? "plain" : sluice_packed_format(column->format)->name;
 }
 
 static int ascending(const void* a, const void* b) {
@@ -129,7 +120,7 @@ static sluice_packed_t packing(const options_t* o, const data_t* d, int form, in
 
 /* Measures one row of the table: all columns in turns, after one round that is not counted. */
 static void measure(const options_t* o, const data_t* d, const column_t* columns, int count, int form, int32_t dtype,
-                    int64_t r, FILE* json) {
+                    int64_t r) {
   static sluice_gemm_problem_t problems[MOST_GEMMS][MOST_EXPERTS];
   static sluice_packed_t packed[MOST_GEMMS][MOST_EXPERTS];
   const int32_t dtype_c = form == 5 ? SLUICE_DTYPE_F32 : dtype;
@@ -158,7 +149,7 @@ static void measure(const options_t* o, const data_t* d, const column_t* columns
   for (int i = 0; i < MOST_CALLS && takes[count - 1] && num_messages == before; ++i) {
     takes[count - 1] = sluice_gemm_run(columns[count - 1].gemm, &lists[count - 1]) == SLUICE_OK;
   }
-  for (int i = 0; i <= o->repeats; ++i) {
+  for (int64_t i = 0; i <= o->repeats; ++i) {
     for (int g = 0; g < count; ++g) {
       if (!takes[g]) continue;
       double begin = now(o);
@@ -174,70 +165,48 @@ static void measure(const options_t* o, const data_t* d, const column_t* columns
       continue;
     }
     qsort(seconds[g], (size_t)o->repeats, sizeof seconds[g][0], ascending);
-    const double best = flop / seconds[g][0] * 1e-9;
-    const double median = flop / seconds[g][o->repeats / 2] * 1e-9;
-    printf("  %6.1f (%5.1f)", best, median);
-    if (json == NULL) continue;
-    fprintf(json,
-            "{\"gemm\": \"%s\", \"weights\": \"%s\", \"form\": \"%s\", \"dtype\": \"%s\", \"dtype_c\": \"%s\", "
-            "\"rows\": %lld, \"experts\": "
-            "%lld, \"model_width\": %lld, \"hidden_width\": %lld, \"repeats\": %d, \"clock\": \"%s\", \"gflops_best\": "
-            "%.1f, \"gflops_median\": %.1f}\n",
-            columns[g].gemm->name, label_of(&columns[g]), form_names[form], sluice_dtype_name(dtype),
-            sluice_dtype_name(dtype_c), (long long)r, (long long)o->experts, (long long)o->model_width,
-            (long long)o->hidden_width, o->repeats, o->cpu_time ? "thread cpu" : "wall", best, median);
+    printf("  %6.1f (%5.1f)", flop / seconds[g][0] * 1e-9, flop / seconds[g][o->repeats / 2] * 1e-9);
   }
   printf("\n");
   fflush(stdout);
 }
 
 static int parse(int argc, char** argv, options_t* o) {
+  const struct {
+    const char* name;
+    const char** text;
+    int64_t* number;
+  } options[] = {{"--torch", &o->torch, NULL},
+                 {"--rows", &o->rows, NULL},
+                 {"--forms", &o->forms, NULL},
+                 {"--dtypes", &o->dtypes, NULL},
+                 {"--weights", &o->weights, NULL},
+                 {"--repeats", NULL, &o->repeats},
+                 {"--experts", NULL, &o->experts},
+                 {"--model-width", NULL, &o->model_width},
+                 {"--hidden-width", NULL, &o->hidden_width}};
+  enum { NUM = sizeof options / sizeof options[0] };
   for (int i = 1; i < argc; ++i) {
-    const char* value = i + 1 < argc ? argv[i + 1] : NULL;
-    if (strcmp(argv[i], "--ref") == 0) {
-      o->with_ref = 1;
-      continue;
-    }
     if (strcmp(argv[i], "--cpu-time") == 0) {
       o->cpu_time = 1;
       continue;
     }
-    if (value == NULL) return 0;
-    if (strcmp(argv[i], "--torch") == 0) {
-      o->torch = value;
-    } else if (strcmp(argv[i], "--rows") == 0) {
-      o->rows = value;
-    } else if (strcmp(argv[i], "--forms") == 0) {
-      o->forms = value;
-    } else if (strcmp(argv[i], "--dtypes") == 0) {
-      o->dtypes = value;
-    } else if (strcmp(argv[i], "--weights") == 0) {
-      o->weights = value;
-    } else if (strcmp(argv[i], "--json") == 0) {
-      o->json = value;
-    } else if (strcmp(argv[i], "--repeats") == 0) {
-      o->repeats = atoi(value);
-    } else if (strcmp(argv[i], "--experts") == 0) {
-      o->experts = atoll(value);
-    } else if (strcmp(argv[i], "--model-width") == 0) {
-      o->model_width = atoll(value);
-    } else if (strcmp(argv[i], "--hidden-width") == 0) {
-      o->hidden_width = atoll(value);
-    } else {
-      return 0;
-    }
-    ++i;
+    int n = 0;
+    while (n < NUM && strcmp(argv[i], options[n].name) != 0) ++n;
+    if (n == NUM || ++i == argc) return 0;
+    if (options[n].text != NULL) *options[n].text = argv[i];
+    if (options[n].number != NULL) *options[n].number = atoll(argv[i]);
   }
   return o->repeats > 0 && o->repeats <= MOST_REPEATS && o->experts > 0 && o->experts <= MOST_EXPERTS &&
          o->model_width > 0 && o->hidden_width > 0;
 }
 
-static void run(const options_t* o, const data_t* d, const column_t* columns, int count, int64_t most_rows,
-                FILE* json) {
+static void run(const options_t* o, const data_t* d, const column_t* columns, int count, int64_t most_rows) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   printf("%-30s", "GFLOP/s: best (median)    rows");
   for (int g = 0; g < count; ++g) {
-    printf("  %14.14s", columns[g].format == SLUICE_PACKED_NO ? columns[g].gemm->name : label_of(&columns[g]));
+    const int32_t format = columns[g].format;
+    printf("  %14.14s", format == SLUICE_PACKED_NO ? columns[g].gemm->name : sluice_packed_format(format)->name);
   }
   printf("\n");
   for (int t = 0; t < 3; ++t) {
@@ -249,7 +218,7 @@ static void run(const options_t* o, const data_t* d, const column_t* columns, in
       fill(d->weights, o->experts * o->model_width * o->hidden_width, form == 5 ? SLUICE_DTYPE_F32 : dtypes[t]);
       for (const char* at = o->rows; at != NULL; at = strchr(at, ',') != NULL ? strchr(at, ',') + 1 : NULL) {
         int64_t r = atoll(at);
-        if (r > 0) measure(o, d, columns, count, form, dtypes[t], r, json);
+        if (r > 0) measure(o, d, columns, count, form, dtypes[t], r);
       }
     }
   }
@@ -267,8 +236,7 @@ int main(int argc, char** argv) {
   if (!parse(argc, argv, &o)) {
     fprintf(stderr,
             "usage: gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST]\n"
-            "  [--repeats N] [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] "
-            "[--json FILE]\n");
+            "  [--repeats N] [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time]\n");
     return 2;
   }
   sluice_set_log(on_log, NULL, SLUICE_LOG_INFO);
@@ -292,11 +260,6 @@ int main(int argc, char** argv) {
   if (d.weights == NULL || d.narrow == NULL || d.wide == NULL || d.codes == NULL || d.scales == NULL) return 1;
   memset(d.codes, 0x35, elements);
   memset(d.scales, 0x3f, elements); /* no NaN and no subnormal number as u8, bf16 or f32 */
-  FILE* json = o.json != NULL ? fopen(o.json, "w") : NULL;
-  if (o.json != NULL && json == NULL) {
-    perror(o.json);
-    return 1;
-  }
   sluice_gemm_t* gemms[MOST_GEMMS] = {NULL};
   column_t columns[MOST_GEMMS];
   int opened = 0, count = 0;
@@ -311,12 +274,10 @@ int main(int argc, char** argv) {
   const int packed = opened;
   if (sluice_gemm_blas_create(NULL, allocator, &gemms[opened]) == SLUICE_OK) ++opened;
   if (sluice_gemm_onednn_create(NULL, allocator, &gemms[opened]) == SLUICE_OK) ++opened;
-  if (o.with_ref && sluice_gemm_ref_create(allocator, &gemms[opened]) == SLUICE_OK) ++opened;
   if (sluice_gemm_create(&options, allocator, &gemms[opened]) == SLUICE_OK) ++opened;
   for (int g = packed; g < opened; ++g) columns[count++] = (column_t){gemms[g], SLUICE_PACKED_NO};
-  run(&o, &d, columns, count, most_rows, json);
+  run(&o, &d, columns, count, most_rows);
   for (int g = 0; g < opened; ++g) sluice_gemm_destroy(gemms[g]);
-  if (json != NULL) fclose(json);
   sluice_free(allocator, d.weights, each[0]);
   sluice_free(allocator, d.narrow, each[1]);
   sluice_free(allocator, d.wide, each[2]);

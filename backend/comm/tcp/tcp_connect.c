@@ -8,7 +8,6 @@
 #include "backend/comm/exchange_arrays.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_mac.h"
-#include "backend/comm/tcp/tcp_mesh.h"
 
 typedef struct connecting_s {
   sluice_tcp_parent_t* parent;

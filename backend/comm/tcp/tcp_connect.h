@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/comm/comm.h"
-#include "backend/comm/tcp/tcp_endpoints.h"
+#include "backend/comm/tcp/tcp_listen.h"
 
 #define SLUICE_TCP_CONNECT_NS UINT64_C(30000000000) /* until all connections are made; the default of the config */
 
@@ -40,3 +40,16 @@ sluice_status_t sluice_tcp_connect_over(sluice_tcp_parent_t* parent, const sluic
 /* The same over a communicator, which ends after an error of its exchanges. */
 sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
                                    int* out_sockets);
+
+/* ---- private to tcp_connect.c and tcp_mesh.c: every rank of the group connects to every other, undisturbed by
+ * connections of other programs ---- */
+
+typedef struct sluice_tcp_mesh_s sluice_tcp_mesh_t;
+
+/* Allocates all memory that connecting needs. Error: NO_MEMORY. */
+sluice_status_t sluice_tcp_mesh_create(int32_t rank, int32_t world_size, sluice_tcp_mesh_t** out_meeting);
+void sluice_tcp_mesh_destroy(sluice_tcp_mesh_t* meeting); /* accepts NULL */
+/* Fills sockets[W], -1 before, also in part on a failure; the caller closes them. Connects to lower ranks and accepts
+ * higher ones. Errors: EXTERNAL, naming the rank that was not reached, or that there are no descriptors. */
+sluice_status_t sluice_tcp_mesh_connect(sluice_tcp_mesh_t* meeting, const sluice_tcp_card_t* cards,
+                                        const sluice_tcp_listeners_t* listeners, uint64_t deadline_ns, int* sockets);

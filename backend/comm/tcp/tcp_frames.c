@@ -11,7 +11,7 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/tcp/tcp_shutdown.h"
+#include "backend/comm/tcp/tcp_descriptors.h"
 
 #define WAKE_BYTES UINT64_C(262144)     /* a fraction of an L2 cache: still there when it is copied */
 #define FEW_BYTES  UINT64_C(16384)      /* one or two packets: not worth a system call */

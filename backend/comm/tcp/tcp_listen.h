@@ -3,7 +3,7 @@
  * caller gave. */
 #pragma once
 
-#include "backend/comm/tcp/tcp_endpoints.h"
+#include "backend/comm/tcp/tcp_address.h"
 
 typedef struct sluice_tcp_listeners_s {
   int fds[SLUICE_TCP_MAX_ADDRESSES];

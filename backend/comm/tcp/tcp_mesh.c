@@ -5,7 +5,7 @@
  * A rank may have several addresses, and another machine may answer at some of them (private networks overlap). They
  * are tried one shortly after the other, and the first at which that rank proves itself is kept. All are retried until
  * the deadline: a rank may start late, a network may come up late. */
-#include "backend/comm/tcp/tcp_mesh.h"
+#include "backend/comm/tcp/tcp_connect.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -16,6 +16,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_hello.h"
 
 #define MS_NS UINT64_C(1000000)
 /* The time after which the next address is tried as well if one has not answered. */

@@ -15,7 +15,6 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
-#include "backend/comm/tcp/tcp_shutdown.h"
 
 enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 

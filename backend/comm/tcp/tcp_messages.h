@@ -14,7 +14,6 @@
 
 #include "backend/comm/messages_wire.h"
 #include "backend/comm/tcp/tcp_connect.h"
-#include "backend/comm/tcp/tcp_priority.h"
 #include "backend/comm/tcp/tcp_keepalive.h"
 
 /* Collective over `comm`, of any transport, whose exchanges make the connections. Errors: as sluice_tcp_connect;
@@ -76,3 +75,18 @@ int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer);
 /* Sets the number of bytes at which the socket wakes the thread. Returns 1 if it has changed and that many bytes may
  * already be there. */
 int sluice_tcp_messages_set_low_water(tcp_messages_peer_t* peer);
+
+/* Priorities of connections. Connections that give way carry data that can wait: state that moves while training runs.
+ *
+ * All connections of a process share its links, and data in the system's queues cannot be overtaken. So a connection
+ * that gives way has little data in flight at a time, and sends nothing new while any other connection of the process
+ * has more than a few unconfirmed packets: a message of another connection waits for at most a few packets. On links
+ * that are never free, a piece is sent now and then, so that the data does arrive. */
+
+/* On a connection that gives way: payload of one system call, and so of one check of the others. */
+#define SLUICE_TCP_PIECE_BYTES UINT64_C(16384)
+/* The interval at which it checks again. */
+enum { SLUICE_TCP_TURN_MS = 1 };
+
+/* Sets this for a socket from now on. May be changed while bytes are in flight. Thread-safe. */
+void sluice_tcp_set_gives_way(int fd, int gives_way);

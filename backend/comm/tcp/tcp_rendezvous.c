@@ -11,7 +11,6 @@
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
-#include "backend/comm/tcp/tcp_shutdown.h"
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 

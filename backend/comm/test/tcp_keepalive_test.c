@@ -5,6 +5,7 @@
  * sees a connection end. Each case is a process, so that all cases run at once: they wait for half a minute and compute
  * almost nothing. */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_keepalive.h"
 #include "backend/comm/test/tcp_ranks.h"
 #include "third_party/bazel/test.h"
@@ -214,6 +216,7 @@ typedef struct pair_s {
   int here, there;
 } pair_t;
 
+/* Connects two non-blocking sockets over loopback. */
 static pair_t connect_pair(void) {
   pair_t pair;
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -227,6 +230,7 @@ static pair_t connect_pair(void) {
   pair.there = accept(listener, NULL, NULL);
   assert_true(pair.there >= 0);
   close(listener);
+  for (int i = 0; i < 2; ++i) assert_int_equal(fcntl(i == 0 ? pair.here : pair.there, F_SETFL, O_NONBLOCK), 0);
   return pair;
 }
 
@@ -267,6 +271,64 @@ TEST(TcpLook_NothingWasAsked_IsNoSilence) {
   sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
   assert_int_equal(count_looks(pair.here, &silence, &now_ns), 100);
+  close(pair.here);
+  close(pair.there);
+}
+
+/* ---- the end of a connection when a rank gives up: its last frame arrives, and the end of the peer is seen after all
+ * the bytes that nobody reads ---- */
+
+/* Sends until the kernel accepts no more. */
+static void fill(int socket) {
+  static const char nothing[65536];
+  for (int misses = 0; misses < 50;) {
+    if (send(socket, nothing, sizeof nothing, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+      misses = 0;
+    } else {
+      ++misses;
+      usleep(1000);
+    }
+  }
+}
+
+static int parts_in_time(int socket, int is_told) {
+  const uint64_t begin_ns = sluice_now_ns();
+  int has_parted;
+  do {
+    has_parted = sluice_tcp_is_shut_down(socket, is_told);
+  } while (!has_parted && sluice_tcp_shutdown_goes_on(begin_ns));
+  return has_parted;
+}
+
+TEST(LastWords_BesideUnreadBytes_Arrive) {
+  static const char words[16] = "rank 3 is lost";
+  char heard[16];
+  const pair_t pair = connect_pair();
+  fill(pair.there);
+  assert_true(sluice_tcp_send_lost_rank(pair.here, words, sizeof words));
+  assert_true(parts_in_time(pair.here, 1));
+  close(pair.here);
+  assert_int_equal(recv(pair.there, heard, sizeof heard, MSG_DONTWAIT), sizeof heard);
+  assert_memory_equal(heard, words, sizeof words);
+  close(pair.there);
+}
+
+TEST(LastWords_FullConnection_AreNotTaken) {
+  static const char words[16] = "rank 3 is lost";
+  const pair_t pair = connect_pair();
+  fill(pair.here);
+  assert_false(sluice_tcp_send_lost_rank(pair.here, words, sizeof words));
+  assert_false(parts_in_time(pair.here, 0)); /* the peer is alive and has no reason to close */
+  close(pair.there);
+  assert_true(parts_in_time(pair.here, 0));
+  close(pair.here);
+}
+
+TEST(PeersEnd_BehindMoreThanASocketHolds_IsSeen) {
+  const pair_t pair = connect_pair();
+  fill(pair.there);
+  assert_int_equal(shutdown(pair.there, SHUT_WR), 0);
+  assert_true(parts_in_time(pair.here, 0));
   close(pair.here);
   close(pair.there);
 }

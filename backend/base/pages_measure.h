@@ -31,3 +31,11 @@ void sluice_pages_ask_huge(uintptr_t begin, uintptr_t end);
  * they wrote are not counted. Once it is set, populating stops after at most one piece, and nothing is recorded. NULL:
  * no other thread writes. */
 void sluice_pages_measure(const sluice_pages_range_t* range, const atomic_int* is_over);
+
+/* Returns whether most of a range of at least a page is in memory already, by samples: then it is not fresh, and
+ * writing it does not wait. */
+int sluice_pages_are_resident(uintptr_t begin, uintptr_t end);
+
+/* Populates whole pages. Their contents are unchanged, and other threads may write them at the same time. Returns 0 if
+ * the system cannot (Linux before 5.14), or is out of memory: pages are then populated as they are written. */
+int sluice_pages_populate(uintptr_t begin, uintptr_t end);

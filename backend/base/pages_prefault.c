@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "backend/base/pages_rates.h"
-#include "backend/base/pages_resident.h"
 #include "backend/base/processors.h"
 
 /* Stopping waits for one piece: some milliseconds on a slow host. */

@@ -41,3 +41,10 @@ void sluice_pages_add(sluice_pages_rate_t* rate, const double seconds_per_byte[S
 /* Returns 1 if huge pages were measured to be faster, by a tenth at least; 0 if they were not, or nothing has been
  * measured. */
 int sluice_pages_are_better_huge(const sluice_pages_rate_t* rate);
+
+/* Rates are cached in a file, so that a process starts with the measurements of earlier ones. Leaves them unchanged if
+ * there is no file, or one that cannot be used. */
+void sluice_pages_cache_read(sluice_pages_rates_t* rates);
+
+/* Replaces the file. If it cannot be written, later processes measure again. */
+void sluice_pages_cache_write(const sluice_pages_rates_t* rates);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs with packed weights have the same bits as dense GEMMs with the decoded weights: each format, type, direction
- * and ragged edge, with each implementation. An independent formula decodes the weights here. Codes, scales and C end
- * at the end of accessible memory.
+ * and ragged edge, with each implementation. The places of codes and scales are computed here; packed_test.c checks
+ * each code and scale. Codes, scales and C end at the end of accessible memory.
  *
  *   packed_cts NAME     ref, native, onednn, blas, host, auto, cublas (on fakes)
  */
@@ -39,41 +39,22 @@ typedef struct weight_s {
   sluice_packed_t packed;
 } weight_t;
 
-static float number(int32_t format, int code) {
-  switch (format) {
-    case SLUICE_PACKED_MXFP4: {
-      const int e = code >> 1 & 3, m = code & 1;
-      const float size = e == 0 ? 0.5f * (float)m : ldexpf(1 + 0.5f * (float)m, e - 1);
-      return code & 8 ? -size : size;
-    }
-    case SLUICE_PACKED_FP8: {
-      const int e = code >> 3 & 15, m = code & 7;
-      const float size = e == 0 ? ldexpf((float)m, -9) : ldexpf((float)(8 + m), e - 10);
-      return code & 128 ? -size : size;
-    }
-    case SLUICE_PACKED_INT8: return (float)(code < 128 ? code : code - 256);
-    default: return (float)(code < 8 ? code : code - 16);
-  }
-}
-
-static int bits_of(int32_t format) { return format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4 ? 4 : 8; }
-
 /* The code of an ordinary scale, or sometimes of the smallest, 2^-127, which is subnormal in f32. */
 static int e8m0_code(void) { return next_bits() % 16 == 0 ? 0 : 117 + (int)(next_bits() % 20); }
 
 /* whole: numbers and scales whose sums are exact in any order. */
 static weight_t make_weight(int32_t format, int32_t block_cols, int64_t rows, int64_t cols, int64_t half, int whole) {
   weight_t w = {rows, cols, cols + (cols % 2 == 0 ? 6 : 0), {0}, {0}, {0}};
-  const int block_rows = format == SLUICE_PACKED_FP8 ? 128 : 1;
+  const sluice_packed_format_t* f = sluice_packed_format(format);
+  const int block_rows = f->block_rows;
   const int64_t across = sluice_ceil_div(cols, block_cols);
   int64_t down = sluice_ceil_div(rows, block_rows);
   if (half > 0) down = sluice_ceil_div(half, block_rows) + sluice_ceil_div(rows - half, block_rows);
-  const int64_t scale_bytes = format == SLUICE_PACKED_MXFP4 ? 1 : format == SLUICE_PACKED_FP8 ? 4 : 2;
-  /* The last row has no padding. */
-  w.codes = fenced(((rows - 1) * w.ld + cols) * bits_of(format) / 8);
-  w.scales = fenced(down * across * scale_bytes);
+  const int64_t bytes = ((rows - 1) * w.ld + cols) * f->bits / 8; /* the last row has no padding */
+  w.codes = fenced(bytes);
+  w.scales = fenced(down * across * f->scale_bytes);
   uint8_t* codes = w.codes.data;
-  for (int64_t i = 0; i < ((rows - 1) * w.ld + cols) * bits_of(format) / 8; ++i) {
+  for (int64_t i = 0; i < bytes; ++i) {
     codes[i] = (uint8_t)next_bits();
     if (format == SLUICE_PACKED_FP8 && (codes[i] & 127) == 127) codes[i] ^= 1;
     if (whole && format == SLUICE_PACKED_INT8) codes[i] = (uint8_t)(codes[i] % 9 - 4);
@@ -82,7 +63,7 @@ static weight_t make_weight(int32_t format, int32_t block_cols, int64_t rows, in
     const float scale = whole ? 1 : 0.01f + 0.01f * (float)(next_bits() % 100);
     if (format == SLUICE_PACKED_MXFP4) ((uint8_t*)w.scales.data)[i] = (uint8_t)(whole ? 127 : e8m0_code());
     if (format == SLUICE_PACKED_FP8) memcpy((char*)w.scales.data + 4 * i, &scale, sizeof scale);
-    if (scale_bytes == 2) ((uint16_t*)w.scales.data)[i] = sluice_f32_to_bf16(scale);
+    if (f->scale_bytes == 2) ((uint16_t*)w.scales.data)[i] = sluice_f32_to_bf16(scale);
   }
   w.packed = (sluice_packed_t){format, block_cols, 0, w.scales.data, across, half};
   return w;
@@ -96,6 +77,8 @@ static void free_weight(weight_t* w) {
 /* The weight in `dtype`, `ld` elements from row to row. */
 static void* dense_of(const weight_t* w, int32_t dtype) {
   const int32_t format = w->packed.format;
+  const sluice_packed_format_t* f = sluice_packed_format(format);
+  const uint8_t* codes = w->codes.data;
   void* dense = calloc((size_t)(w->rows * w->ld), sluice_dtype_bytes(dtype));
   assert_non_null(dense);
   for (int64_t r = 0; r < w->rows; ++r) {
@@ -105,17 +88,9 @@ static void* dense_of(const weight_t* w, int32_t dtype) {
     }
     for (int64_t c = 0; c < w->cols; ++c) {
       const int64_t at = block * w->packed.scales_ld + c / w->packed.block_cols;
-      float scale;
-      if (format == SLUICE_PACKED_MXFP4) {
-        scale = ldexpf(1, ((const uint8_t*)w->scales.data)[at] - 127);
-      } else if (format == SLUICE_PACKED_FP8) {
-        memcpy(&scale, (const char*)w->scales.data + 4 * at, sizeof scale);
-      } else {
-        scale = sluice_bf16_to_f32(((const uint16_t*)w->scales.data)[at]);
-      }
-      const uint8_t* codes = w->codes.data;
-      int code = bits_of(format) == 8 ? codes[r * w->ld + c] : codes[(r * w->ld + c) / 2] >> (c % 2 * 4) & 15;
-      set_element(dense, r * w->ld + c, dtype, number(format, code) * scale);
+      const float scale = sluice_packed_scale(format, (const char*)w->scales.data + f->scale_bytes * at);
+      const int code = f->bits == 8 ? codes[r * w->ld + c] : codes[(r * w->ld + c) / 2] >> (c % 2 * 4) & 15;
+      set_element(dense, r * w->ld + c, dtype, sluice_packed_code(format, (uint8_t)code) * scale);
     }
   }
   return dense;

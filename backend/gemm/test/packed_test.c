@@ -28,6 +28,17 @@ static double wanted_code(int32_t format, int code) {
   }
 }
 
+TEST(Packed_EveryCode_IsItsNumber) {
+  for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
+    for (int code = 0; code < 1 << sluice_packed_format(format)->bits; ++code) {
+      const double found = (double)sluice_packed_code(format, (uint8_t)code), wanted = wanted_code(format, code);
+      if (found != wanted && !isnan(wanted)) fail_msg("format %d, code %d: %g, not %g", format, code, found, wanted);
+      assert_int_equal(isnan(found), isnan(wanted));
+      assert_int_equal(signbit(found), signbit(wanted));
+    }
+  }
+}
+
 TEST(Packed_EveryScale_IsItsNumber) {
   for (int code = 0; code < 255; ++code) {
     const uint8_t at = (uint8_t)code;

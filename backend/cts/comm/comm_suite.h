@@ -22,7 +22,6 @@ typedef struct cts_transport_s {
   /* Creates one rank's communicator, on the rank's own thread. */
   sluice_status_t (*create)(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
   const cts_exception_t* cannot;
-  const char* no_messages; /* the reason why it has none (messages.h); NULL: it has messages */
   /* Ranks are processes: this one's rank, and a communicator that outlives all cases, for barriers outside the one
    * under test. NULL: ranks are threads. */
   sluice_comm_t* meeting;

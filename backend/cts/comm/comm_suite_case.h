@@ -50,8 +50,6 @@ struct cts_case_s {
 extern const cts_case_t cts_data_cases[], cts_waits_cases[], cts_losses_cases[], cts_resources_cases[];
 extern const cts_case_t cts_reduce_cases[];
 extern const cts_case_t cts_messages_data_cases[], cts_messages_requests_cases[], cts_messages_losses_cases[];
-/* For transports without messages, instead of those three. */
-extern const cts_case_t cts_no_messages_cases[];
 
 /* The reason why this transport cannot pass a case, NULL if it must. */
 const cts_exception_t* cts_exception_of(const cts_transport_t* transport, const cts_case_t* c);

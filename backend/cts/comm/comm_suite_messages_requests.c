@@ -229,18 +229,6 @@ static void open_twice(cts_rank_t* me) {
   sluice_messages_close(m);
 }
 
-static void unsupported(cts_rank_t* me) {
-  sluice_messages_t* m;
-  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_E_UNSUPPORTED);
-  CTS_TRY(me, m == NULL);
-  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
-}
-
-const cts_case_t cts_no_messages_cases[] = {
-    {"OpenMessages_TransportWithout_IsUnsupportedAndItGoesOn", unsupported, 1, 0, 0},
-    {NULL, NULL, 0, 0, 0},
-};
-
 const cts_case_t cts_messages_requests_cases[] = {
     {"CancelReceive_BeforeItsMessage_LeavesItToTheNext", cancel_receive, 1, 0, 0},
     {"CancelSend_TakenBack_NeverArrives", cancel_send, 1, 0, 0},

@@ -104,22 +104,21 @@ static void run_instance(void** state) {
 }
 
 int cts_comm_suite_run(const cts_transport_t* transport, int32_t world_size) {
-  const int has_messages = transport->no_messages == NULL;
   const cts_case_t* const tables[] = {cts_data_cases,
                                       cts_waits_cases,
                                       cts_losses_cases,
                                       cts_resources_cases,
                                       cts_reduce_cases,
-                                      has_messages ? cts_messages_data_cases : cts_no_messages_cases,
-                                      has_messages ? cts_messages_requests_cases : NULL,
-                                      has_messages ? cts_messages_losses_cases : NULL};
+                                      cts_messages_data_cases,
+                                      cts_messages_requests_cases,
+                                      cts_messages_losses_cases};
   static instance_t instances[MAX_CASES];
   static struct CMUnitTest tests[MAX_CASES];
   size_t n = 0;
   alarm(SUITE_SECONDS); /* a hang ends with the name of its case on the last line */
   assert_in_range(world_size, 1, MAX_WORLD_SIZE);
   for (size_t t = 0; t < sizeof tables / sizeof tables[0]; ++t) {
-    for (const cts_case_t* c = tables[t]; c != NULL && c->name != NULL; ++c) {
+    for (const cts_case_t* c = tables[t]; c->name != NULL; ++c) {
       if (c->min_world_size == 0 ? world_size != 1 : world_size < c->min_world_size) continue;
       assert_true(n < sizeof tests / sizeof tests[0]);
       instance_t* instance = &instances[n];

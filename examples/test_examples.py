@@ -67,11 +67,6 @@ def c_programs(libraries, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def c_losses(c_programs, libraries):
-    return losses(run([os.path.join(c_programs, "layer")], LD_LIBRARY_PATH=libraries))
-
-
-@pytest.fixture(scope="module")
 def c_local_losses(c_programs):
     return losses(run([os.path.join(c_programs, "local4"), "2"]))
 
@@ -82,8 +77,8 @@ def check_learning(found):
     assert found[-1] < 0.8 * found[0]
 
 
-def test_CLayer_LoadedByName_Learns(c_programs, c_losses):
-    check_learning(c_losses)
+def test_CLayer_LoadedByName_Learns(c_programs, libraries):
+    check_learning(losses(run([os.path.join(c_programs, "layer")], LD_LIBRARY_PATH=libraries)))
     needed = run(["readelf", "-d", os.path.join(c_programs, "layer")])
     assert "libc.so.6" in needed and "sluice" not in needed
 
@@ -241,16 +236,6 @@ def rust_programs(libraries, tmp_path_factory):
     return build("rust", libraries, tmp_path_factory.mktemp("rust"))
 
 
-@pytest.fixture(scope="module")
-def fortran_programs(libraries, tmp_path_factory):
-    need("gfortran", "gfortran")
-    return build("fortran", libraries, tmp_path_factory.mktemp("fortran"))
-
-
-def test_RustLayer_LearnsWhatCDoes(rust_programs, c_losses):
-    assert losses(run([os.path.join(rust_programs, "layer_rust")])) == pytest.approx(c_losses, rel=1e-3)
-
-
 def test_RustLocal_TwoRanks_LearnWhatCDoes(rust_programs, c_local_losses):
     assert losses(run([os.path.join(rust_programs, "local_rust")])) == pytest.approx(c_local_losses, abs=3e-6)
 
@@ -259,28 +244,16 @@ def test_RustPipeline_ThreeStages_LearnAsOneLoopDoes(rust_programs):
     check_learning(losses(run([os.path.join(rust_programs, "pipeline_rust")])))  # it compares itself, to the bit
 
 
-def test_FortranLayer_LearnsWhatCDoes(fortran_programs, c_losses):
-    assert losses(run([os.path.join(fortran_programs, "layer_fortran")])) == pytest.approx(c_losses, rel=1e-3)
+def test_FortranMpi_TwoProcesses_LearnWhatCDoes(libraries, c_local_losses, tmp_path):
+    need("mpif90", "libopenmpi-dev gfortran")
+    program = os.path.join(build("fortran", libraries, tmp_path), "mpi_fortran")
+    assert losses(run_mpi(program, "2")) == pytest.approx(c_local_losses, abs=3e-6)
 
 
-def test_FortranMpi_TwoProcesses_LearnWhatCDoes(fortran_programs, c_local_losses):
-    need("mpif90", "libopenmpi-dev")
-    assert losses(run_mpi(os.path.join(fortran_programs, "mpi_fortran"), "2")) == pytest.approx(
-        c_local_losses, abs=3e-6
-    )
-
-
-def test_CxxLocal_TwoRanks_LearnWhatCDoes(libraries, c_local_losses, tmp_path):
-    need("g++", "g++")
-    program = os.path.join(build("cpp", libraries, tmp_path), "local_cpp")
-    assert losses(run([program])) == pytest.approx(c_local_losses, abs=3e-6)
-    text = run([program, "-1"], expect=1)
-    assert text.startswith("INVALID_ARGUMENT: ")
-
-
-def test_GoLocal_TwoRanks_LearnWhatCDoes(libraries, c_local_losses, tmp_path):
-    need("go", "golang-go")
-    program = os.path.join(build("go", libraries, tmp_path), "local_go")
+@pytest.mark.parametrize(("language", "compiler", "package"), [("cpp", "g++", "g++"), ("go", "go", "golang-go")])
+def test_CxxAndGoLocal_TwoRanks_LearnWhatCDoes(libraries, c_local_losses, tmp_path, language, compiler, package):
+    need(compiler, package)
+    program = os.path.join(build(language, libraries, tmp_path), f"local_{language}")
     assert losses(run([program])) == pytest.approx(c_local_losses, abs=3e-6)
     assert run([program, "-1"], expect=1).startswith("INVALID_ARGUMENT: ")
 

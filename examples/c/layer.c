@@ -73,7 +73,7 @@ static const sluice_tensor_t* describe(described_t* d, void* data, uint8_t type_
   return &d->tensor;
 }
 
-/* Random numbers, the same in the example of every language. */
+/* Random numbers, the same in each run. */
 static float noise(float scale) {
   static int64_t state = 1;
   state = (state * 1103515245 + 12345) % 2147483648;

@@ -4,6 +4,6 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../bindings.sh"
 rustc --edition 2021 -O -D warnings --crate-type rlib "$bindings/rust/sluice.rs" --out-dir "$out"
-for name in layer local pipeline; do
+for name in local pipeline; do
   rustc --edition 2021 -O -D warnings --extern sluice="$out/libsluice.rlib" "$name.rs" -o "$out/${name}_rust" -C link-arg="$lib/libsluice.so.0" -C link-arg=-Wl,-rpath,"$lib"
 done

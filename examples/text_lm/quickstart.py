@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import timeline
+from sluice.timeline import Event, Panel, by_op
+from sluice.timeline import write as write_panels
 
 from integration_tests.benchmarks.measuring import launch, sluice_side
 from integration_tests.benchmarks.measuring.machine import machine
@@ -31,6 +32,8 @@ RANKS = 2
 STEPS, LEAST_STEPS = 60, 4
 TRAIN_S = 190.0  # limit of the training time, unless --steps is given: the whole run then takes less than five minutes
 DEADLINE_S, DEADLINE_STEP_S = 900.0, 20.0  # far above the usual duration, so that only a hang reaches them
+# Rows of the picture are named by the papers' letters, because stock DeepSpeed has no lanes.
+LANES = {"S": "S  dispatch", "C": "C  experts", "R": "R  combine", "M": "M  other"}
 
 
 def arguments() -> argparse.Namespace:
@@ -164,6 +167,29 @@ def table(record: dict) -> list[str]:
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
+def panel(side: str, recorded: list[dict]) -> Panel:
+    """The timeline of one side of the comparison."""
+    events = [
+        Event(
+            op=e["op"],
+            lane=e["op"][:1].upper() if e["op"][:1].upper() in LANES else "M",
+            begin=e["begin_ns"] / 1e9,
+            end=e["end_ns"] / 1e9,
+            chunk=e["chunk"],
+            direction=e["direction"],
+            layer=e["layer"],
+            rank=e["rank"],
+            label=e.get("name", ""),
+        )
+        for e in recorded
+    ]
+    begin, end = Panel(side, events, LANES).span()
+    title = f"{side}: {(end - begin) * 1e3:.0f} ms from the first to the last MoE operation of a step"
+    if side != "stock":
+        title += f", {1 + max(e['chunk'] for e in recorded)} chunks"
+    return Panel(title, events, LANES)
+
+
 def main() -> int:
     """Run the ranks, then print the table and write the files."""
     args = arguments()
@@ -209,7 +235,8 @@ def main() -> int:
     record = result_of(raw, args, outcome.link)
     timelines = {side: [e for rank in events for e in rank.get(side, [])] for side in ("stock", "sluice")}
     title = f"MoE operations of one training step, {RANKS} ranks, link {outcome.link}"
-    written = timeline.write(timelines, args.out, title)
+    panels = [panel(side, recorded) for side, recorded in timelines.items() if recorded]
+    written = write_panels(panels, args.out, title, by_op)
     (args.out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
     if args.json:
         args.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -3,7 +3,8 @@
 
     .venv/bin/python examples/transformers_lm/train.py [--steps 200] [--experts sluice|grouped_mm|eager]
 
-The text is Python's own manual (pydoc_data.topics), byte by byte; nothing is downloaded.
+The text is Python's own manual (pydoc_data.topics), byte by byte; nothing is downloaded. With transformers' own experts
+(grouped_mm, eager) the losses are the same.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / host) for host in ("deepspeed", "megatron", "transformers"))]
+from pair_table import table_of  # noqa: E402
 from rank_harness import ranks_rest  # noqa: E402, F401
 
 # SLUICE in the environment must not affect the tests.
@@ -19,4 +20,4 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs a test once for each row of its module's table."""
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", metafunc.module.TABLE.params())
+        metafunc.parametrize("case", table_of(metafunc.module).params())

@@ -11,9 +11,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
 import ds_models as models
-import ds_moe_table
 import ds_pairs
-import pair_compare
 import torch
 import torch.distributed as dist
 from cases_placement import noted_norms, shuffle
@@ -124,7 +122,7 @@ def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
     run.norms += [] if norm is None else [float(norm)]
 
 
-def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
+def train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
     run, host = Run(), _engine(row, section, seed=0)
     run.start = {name: p.detach().clone() for name, p in host.module.named_parameters()}
     try:
@@ -150,8 +148,3 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
     finally:
         ds_pairs.end(host)
     return run
-
-
-def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and returns the differences, or which side refused it and the error."""
-    return pair_compare.both_ways(row, _train, ds_moe_table.section(row), tolerance(row))

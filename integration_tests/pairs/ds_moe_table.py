@@ -4,7 +4,7 @@ and of the model."""
 
 from typing import Any
 
-from pair_table import NOBODY, STOCK, Fault, Rule, Table, layer_options
+from pair_table import NOBODY, STOCK, Rule, Table, layer_options
 
 FACTORS = {
     "zero": ("zero0", "zero1", "zero2"),
@@ -60,15 +60,10 @@ RULES = (
         "experts cannot move under FP16_Optimizer",
     ),
 )
-FAULTS: tuple[Fault, ...] = ()
+TABLE = Table(FACTORS, RULES, daily=8)
 
 
-def table() -> Table:
-    """Returns the table of rows."""
-    return Table(FACTORS, RULES, FAULTS, daily=8)
-
-
-def section(row: dict[str, str]) -> dict[str, Any]:
+def options(row: dict[str, str]) -> dict[str, Any]:
     """Returns the "sluice" section of a row."""
     by_chunk = {"input": ["keep", "offload", "redispatch"], "pre_activation": ["recompute", "offload", "keep"]}
     more: dict[str, Any] = {

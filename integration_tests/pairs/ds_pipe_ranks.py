@@ -12,8 +12,6 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
 import cases_pipeline
 import ds_pairs
-import ds_pipe_table
-import pair_compare
 import pipe_models
 import torch
 import torch.distributed as dist
@@ -101,7 +99,7 @@ def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
     run.norms += [] if norm is None else [float(norm)]
 
 
-def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
+def train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
     run, host = Run(), _engine(row, section, seed=0)
     home = list(host.module.parts)
     run.start = {name: p.detach().clone() for name, p in host.module.named_parameters()}
@@ -123,8 +121,3 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
     finally:
         ds_pairs.end(host)
     return run
-
-
-def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and returns the differences, or which side refused it and the error."""
-    return pair_compare.both_ways(row, _train, ds_pipe_table.section(row), tolerance(row))

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from pair_table import NOBODY, STOCK, Fault, Rule, Table
+from pair_table import NOBODY, STOCK, Rule, Table
 
 FACTORS = {
     "zero": ("zero0", "zero1", "zero2"),
@@ -55,15 +55,10 @@ RULES = (
         {"model": "dropout", "plan": "planned", "checkpointing": ("reentrant", "nonreentrant")}, "the same", by=NOBODY
     ),
 )
-FAULTS: tuple[Fault, ...] = ()
+TABLE = Table(FACTORS, RULES, daily=8)
 
 
-def table() -> Table:
-    """Returns the table of rows."""
-    return Table(FACTORS, RULES, FAULTS, daily=8)
-
-
-def section(row: dict[str, str]) -> dict[str, Any]:
+def options(row: dict[str, str]) -> dict[str, Any]:
     """Returns the "sluice" section of a row."""
     policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
     pipeline = {

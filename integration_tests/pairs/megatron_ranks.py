@@ -11,7 +11,6 @@ import megatron_table
 import mg_cases
 import mg_models
 import mg_moves
-import pair_compare
 import sluice
 import torch
 import torch.distributed as dist
@@ -70,7 +69,7 @@ def _host(row: dict[str, str], section: dict[str, Any] | None) -> mg_models.Host
         mg_models.fill, mg_models.OptimizerConfig = fill, config
 
 
-def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
+def train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
     run, host = Run(), _host(row, section)
     run.start = host.parameters()
     is_moved = section is not None and row["moves"] == "byhand"
@@ -102,8 +101,3 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
         assert all(each["num_passes"] > 0 for each in sluice.stats(host.model)["contexts"])
     run.parameters = host.parameters()
     return run
-
-
-def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and returns the differences, or which side refused it and the error."""
-    return pair_compare.both_ways(row, _train, megatron_table.options(row), tolerance(row))

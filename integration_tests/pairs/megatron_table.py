@@ -39,11 +39,7 @@ RULES = (
     Rule({"frozen": "fzrank", "ep": "ep1"}, "copies of one expert, of which stock waits for one's gradient", by=NOBODY),
     Rule({"frozen": "fzrank", "moves": "byhand"}, "requires_grad belongs to the place: do not"),
 )
-
-
-def table() -> Table:
-    """Returns the table of rows."""
-    return Table(FACTORS, RULES, daily=7)
+TABLE = Table(FACTORS, RULES, daily=7)
 
 
 def changes(row: dict[str, str]) -> dict[str, Any]:

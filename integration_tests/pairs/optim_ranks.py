@@ -138,7 +138,7 @@ class _Job:
         return self
 
 
-def _train(row: dict[str, str], section: Any, folder: str) -> Run:
+def train(row: dict[str, str], section: Any, folder: str) -> Run:
     run, job = Run(), _Job(row, section is None, folder)
     for step in range(STEPS):
         job.step(step, run)
@@ -150,8 +150,3 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
             k: v for k, v in pair_compare.tensors_in(job.optimizer.state_dict()["state"]).items() if "exp_" in k
         }
     return run
-
-
-def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and returns the differences, or which side refused it and the error."""
-    return pair_compare.both_ways(row, _train, True, tolerance(row))

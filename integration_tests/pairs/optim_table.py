@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the features that can be combined in a data-parallel training by `sluice.optim` instead of `torch.optim`."""
 
-from pair_table import NOBODY, Fault, Rule, Table
+from pair_table import NOBODY, Rule, Table
 
 FACTORS = {
     "kind": ("adamw", "adam"),
@@ -27,9 +27,4 @@ RULES = (
     Rule({"clipping": "clipgrad", "ranks": "group"}, "before a step no rank has the mean: documented", by=NOBODY),
     Rule({"gradients": "infinite", "checking": "unchecked"}, "the caller knows that they are finite", by=NOBODY),
 )
-FAULTS: tuple[Fault, ...] = ()
-
-
-def table() -> Table:
-    """Returns the table of rows."""
-    return Table(FACTORS, RULES, FAULTS, daily=6)
+TABLE = Table(FACTORS, RULES, daily=6)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,20 +110,23 @@ def tensors_in(value: Any, path: str = "") -> dict[str, torch.Tensor]:
     return {where: tensor for key, inner in items for where, tensor in tensors_in(inner, f"{path}/{key}").items()}
 
 
-def both_ways(row: dict[str, str], train: Any, section: Any, allowed: Tolerance) -> dict[str, Any]:
-    """Trains by the host and through Sluice, and returns the differences, or which side refused it and the error.
+def both_ways(host: str, row: dict[str, str]) -> dict[str, Any]:
+    """Trains a row by the host and through Sluice, and returns the differences, or which side refused it and the error.
 
-    train(row, section or None, folder): the folder is the same for all ranks, and new in each training. If the row's
-    "stock" is "hangs", only Sluice trains, and must refuse.
+    HOST_ranks.py has `train(row, options or None, folder)` and `tolerance(row)`, and HOST_table.py has `options(row)`
+    if there are any. The folder is the same for all ranks, and new in each training. If the row's "stock" is "hangs",
+    only Sluice trains, and must refuse.
     """
+    ranks, table = (importlib.import_module(f"{host}_{part}") for part in ("ranks", "table"))
+    options = table.options(row) if hasattr(table, "options") else {}
     runs = []
-    sides = (("stock", None), ("sluice", section))
+    sides = (("stock", None), ("sluice", options))
     for who, given in sides[1:] if row.get("stock") == "hangs" else sides:
         with tempfile.TemporaryDirectory() as own:
             shared = [own]
             dist.broadcast_object_list(shared)
             try:
-                runs.append(train(row, given, shared[0]))
+                runs.append(ranks.train(row, given, shared[0]))
             except Exception as error:
                 print(f"{who} refused: {type(error).__name__}: {error}", flush=True)  # a peer may wait for this rank
                 return {"refused_by": who, "type": type(error).__name__, "words": str(error)[:2000]}
@@ -130,4 +134,4 @@ def both_ways(row: dict[str, str], train: Any, section: Any, allowed: Tolerance)
                 dist.barrier()
     if len(runs) == 1:
         return {"differences": ["Sluice trains, and stock hangs"]}
-    return {"differences": differences(*runs, allowed)}
+    return {"differences": differences(*runs, ranks.tolerance(row))}

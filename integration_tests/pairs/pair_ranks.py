@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of each host's rows, for a module with `TABLE` and `JOB`: two ranks run a row, and the results are checked.
+"""The tests of each host's rows, for a module with `HOST`: two ranks run a row, and the results are checked.
 
 A module whose ranks are not those of integration_tests/deepspeed has `make_ranks(world)`.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pair_table import SLUICE, Case, met
+from pair_table import SLUICE, Case, met, table_of
 from rank_harness import Ranks
 
 __all__ = ["ranks", "test_Row_TrainedSixSteps_AsStockOrRefusedByName", "test_Rows_EveryTwoValues_MeetInOne"]
@@ -32,7 +32,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 def test_Row_TrainedSixSteps_AsStockOrRefusedByName(request: pytest.FixtureRequest, ranks: Ranks, case: Case) -> None:
     """A row is equal on every rank, or refused by the side and in the words of its rule."""
     row = {**case.row, "stock": "hangs" if case.rule is not None and case.rule.stock_hangs else "runs"}
-    for rank, found in enumerate(ranks.run(request.module.JOB, row=row)):
+    for rank, found in enumerate(ranks.run("pair_compare:both_ways", host=request.module.HOST, row=row)):
         if case.rule is None:
             assert "refused_by" not in found, f"rank {rank}: {found['refused_by']} refused: {found['words']}"
             assert not found["differences"], f"rank {rank}:\n" + "\n".join(found["differences"])
@@ -45,7 +45,7 @@ def test_Row_TrainedSixSteps_AsStockOrRefusedByName(request: pytest.FixtureReque
 
 def test_Rows_EveryTwoValues_MeetInOne(request: pytest.FixtureRequest) -> None:
     """Rows contain all pairs but those that a third value refuses, and the last row is needed."""
-    table = request.module.TABLE
+    table = table_of(request.module)
     assert not table.pairs() - met(table.array), sorted(table.pairs() - met(table.array))
     assert table.pairs() - met(table.array[:-1])
     assert all(table.is_allowed(row) for row in table.array)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes rows that contain every pair of values of two factors, as far as the host and Sluice support them.
 
-A table has the values that a user may combine (factors), the rejected combinations with their errors (rules), and
-the known faults (faults). Rows of the array contain no rejected pair and no fault, because the other pairs of such a
-row would not be tested. Each rejected combination, and each fault, has its own row.
+A table has the values that a user may combine (factors), and the rejected combinations with their errors (rules). Rows
+of the array contain no rejected pair, because the other pairs of such a row would not be tested. Each rejected
+combination has its own row.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -44,22 +45,12 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Describes a combination of values with a known fault, `name`: the results differ, and it is not refused."""
-
-    when: Mapping[str, Values]
-    name: str
-    given: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Case:
     """Describes a test: a row, and its expected result."""
 
     id: str
     row: Row
     rule: Rule | None = None
-    fault: Fault | None = None
 
 
 def _of(values: Values) -> tuple[str, ...]:
@@ -81,14 +72,13 @@ class Table:
         self,
         factors: Mapping[str, Sequence[str]],
         rules: Sequence[Rule] = (),
-        faults: Sequence[Fault] = (),
         daily: int = 6,
     ) -> None:
         self.factors = {name: tuple(values) for name, values in factors.items()}
-        self.rules, self.faults, self._daily = tuple(rules), tuple(faults), daily
+        self.rules, self._daily = tuple(rules), daily
         words = [value for values in self.factors.values() for value in values]
         assert len(words) == len(set(words)), "two values have the same word"
-        for each in (*self.rules, *self.faults):
+        for each in self.rules:
             for name, values in (*each.when.items(), *each.given.items()):
                 assert set(_of(values)) <= set(self.factors[name]), (name, values)
 
@@ -101,8 +91,8 @@ class Table:
         return "-".join(row[name] for name, values in self.factors.items() if row[name] != values[0]) or "defaults"
 
     def is_allowed(self, row: Row) -> bool:
-        """Returns whether no rule or fault excludes the known values of a row."""
-        return not any(_holds(each.when, row) for each in (*self.rules, *self.faults))
+        """Returns whether no rule excludes the known values of a row."""
+        return not any(_holds(each.when, row) for each in self.rules)
 
     def pairs(self) -> set[tuple[str, str, str, str]]:
         """Returns all pairs that rows must contain: (factor, value, other factor, other value)."""
@@ -117,7 +107,7 @@ class Table:
     def array(self) -> list[dict[str, str]]:
         """Returns rows that contain all pairs; the same in every process. They are cached in .test under a hash of the
         inputs, as each process that collects the tests needs them and they take seconds."""
-        made_of = repr((importlib.metadata.version("allpairspy"), self.factors, self.rules, self.faults))
+        made_of = repr((importlib.metadata.version("allpairspy"), self.factors, self.rules))
         kept = KEPT / hashlib.sha256(made_of.encode() + Path(__file__).read_bytes()).hexdigest()
         if not kept.exists():
             KEPT.mkdir(parents=True, exist_ok=True)
@@ -152,7 +142,7 @@ class Table:
     def _all_pairs(self, factors: Mapping[str, Sequence[str]], before: Any = None) -> Iterator[Sequence[str]]:
         names = list(factors)
 
-        against = {name: [each for each in (*self.rules, *self.faults) if name in each.when] for name in names}
+        against = {name: [each for each in self.rules if name in each.when] for name in names}
 
         def is_allowed(known: Sequence[str]) -> bool:  # only rules of the newest value are left to check
             row = dict(zip(names, known))
@@ -161,15 +151,13 @@ class Table:
         return AllPairs([list(values) for values in factors.values()], filter_func=is_allowed, previously_tested=before)
 
     def cases(self) -> list[Case]:
-        """Returns the cases of the array, of the refusals and of the faults."""
+        """Returns the cases of the array and of the refusals."""
         found = [Case(self.name_of(row), row) for row in self.array]
         for rule in (rule for rule in self.rules if rule.by != NOBODY):
             found += [Case(f"{rule.by}-refuses-{self.name_of(row)}", row, rule=rule) for row in self._rows_of(rule)]
-        for fault in self.faults:
-            found += [Case(f"fault-{self.name_of(row)}", row, fault=fault) for row in self._rows_of(fault)]
         return found
 
-    def _rows_of(self, each: Rule | Fault) -> Iterator[dict[str, str]]:
+    def _rows_of(self, each: Rule) -> Iterator[dict[str, str]]:
         for values in itertools.product(*(_of(value) for value in each.when.values())):
             yield {**self.default(), **each.given, **dict(zip(each.when, values))}
 
@@ -185,16 +173,15 @@ class Table:
         return chosen
 
     def params(self) -> list[Any]:
-        """Returns the cases for pytest.mark.parametrize: rows that are not daily are `full`; faults must fail."""
-        daily, found = self.daily(), []
-        for case in self.cases():
-            marks = []
-            if case.fault is not None:
-                marks.append(pytest.mark.xfail(strict=True, reason=case.fault.name))
-            if case.fault is not None or case.id not in daily:
-                marks.append(pytest.mark.full)
-            found.append(pytest.param(case, id=case.id, marks=marks))
-        return found
+        """Returns the cases for pytest.mark.parametrize: rows that are not daily are `full`."""
+        daily = self.daily()
+        marks = {True: (), False: pytest.mark.full}
+        return [pytest.param(case, id=case.id, marks=marks[case.id in daily]) for case in self.cases()]
+
+
+def table_of(module: Any) -> Table:
+    """Returns the table of a module of tests, by its HOST."""
+    return importlib.import_module(f"{module.HOST}_table").TABLE
 
 
 def met(rows: Iterable[Row]) -> set[tuple[str, str, str, str]]:

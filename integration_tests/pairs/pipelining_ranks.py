@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "adapters" / "pipelining" / "test"))
-import pair_compare
 import pipelining_jobs as jobs
 import pipelining_table
 import sluice.optim
@@ -157,7 +156,7 @@ class _Job:
             self.optimizer.load_state_dict(kept)
 
 
-def _train(row: dict[str, str], section: Any, folder: str) -> Run:
+def train(row: dict[str, str], section: Any, folder: str) -> Run:
     run, job = Run(), _Job(row, section is None, folder)
     for step in range(STEPS):
         job.step(step, run)
@@ -178,8 +177,3 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("gradient")}
     run.parameters = found
     return run
-
-
-def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and returns the differences, or which side refused it and the error."""
-    return pair_compare.both_ways(row, _train, True, tolerance(row))

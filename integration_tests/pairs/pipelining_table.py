@@ -50,11 +50,7 @@ RULES = (
     Rule({"dropout": "dropout", "policy": ("v", "loopedorder")}, "the same", by=NOBODY),
     Rule({"dropout": "dropout", "stages": ("looped", "inv")}, "ranks draw for other blocks than stock's", by=NOBODY),
 )
-
-
-def table() -> Table:
-    """Returns the table of rows."""
-    return Table(FACTORS, RULES, daily=9)
+TABLE = Table(FACTORS, RULES, daily=9)
 
 
 def options(row: dict[str, str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 The ranks are for this file alone, as the host can never change its topology.
 """
 
-import ds_pipe_table
 from pair_ranks import *  # noqa: F403
 
-TABLE, JOB = ds_pipe_table.table(), "ds_pipe_ranks:run"
+HOST = "ds_pipe"

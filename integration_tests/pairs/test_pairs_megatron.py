@@ -3,12 +3,11 @@
 
 import os
 
-import megatron_table
 from mg_ranks import MegatronRanks
 from pair_ranks import *  # noqa: F403
 from pair_ranks import HERE
 
-TABLE, JOB = megatron_table.table(), "megatron_ranks:run"
+HOST = "megatron"
 
 
 def make_ranks(world: int) -> MegatronRanks:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / host) for host in ("transformers", "deepspeed"))
-import pair_compare
 import sluice
 import sluice.optim
 import tf_ep_jobs
@@ -17,7 +16,6 @@ import tf_ep_moves
 import tf_models
 import torch
 import torch.distributed as dist
-import transformers_table
 from pair_compare import Run, Tolerance
 
 STEPS, SAVED_AFTER = 6, 3
@@ -100,7 +98,7 @@ def _step(row: dict[str, str], model: Any, optimizer: Any, number: int, run: Run
     optimizer.step()
 
 
-def _train(row: dict[str, str], section: Any, folder: str) -> Run:
+def train(row: dict[str, str], section: Any, folder: str) -> Run:
     sluice.configure(**({} if section is None else section))
     try:
         return _trained(row, section is None, folder)
@@ -141,8 +139,3 @@ def _trained(row: dict[str, str], is_stock: bool, folder: str) -> Run:
         ids = tf_models.batch(3)
         run.evaluations.append(float(model(input_ids=ids, labels=ids).loss))
     return run
-
-
-def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and returns the differences, or which side refused it and the error."""
-    return pair_compare.both_ways(row, _train, transformers_table.options(row), tolerance(row))

@@ -37,11 +37,7 @@ RULES = (
     ),
     Rule({"frozen": "fzrank", "moves": ("byhand", "during")}, "requires_grad belongs to the place: do not"),
 )
-
-
-def table() -> Table:
-    """Returns the table of rows."""
-    return Table(FACTORS, RULES, daily=7)
+TABLE = Table(FACTORS, RULES, daily=7)
 
 
 def options(row: dict[str, str]) -> dict[str, Any]:

@@ -27,13 +27,6 @@ def include_dir():
 
 
 @pytest.fixture(scope="session")
-def public_headers(include_dir):
-    names = sorted(name for name in os.listdir(os.path.join(include_dir, "sluice")) if name.endswith(".h"))
-    assert "sluice.h" in names
-    return ["sluice/" + name for name in names]
-
-
-@pytest.fixture(scope="session")
 def libsluice():
     """Builds the library as it is shipped, and returns its path."""
     bazel("build", "--noshow_progress", "//capi:libsluice.so.0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the harness of the benchmarks: cases, options, records, pages, and tiny runs."""
+"""Tests the harness of the benchmarks: cases, records, pages, and tiny runs."""
 
 import re
 import subprocess
@@ -52,60 +52,6 @@ def test_Record_EachRun_CanBeRepeatedByItsCommandOnAMachineOfThePages(name: str)
         assert first == name and parser.parse_args(options)
         assert records.machine_of(run) and {"python", "torch", "sluice"} <= set(run["versions"])
         assert records.rows_of(run)
-
-
-def test_Record_RunOfTheSameCommand_IsReplacedAndOthersStay(tmp_path: Path) -> None:
-    records.write(
-        tmp_path, "x", "x --a 1", [{"n": 1, "s": 1 / 3}, {"n": 2, "more": {"q1": 123456.7}}], {"samples": [1]}
-    )
-    records.write(tmp_path, "x", "x", [{"n": 3}])
-    records.write(tmp_path, "x", "x --a 1", [{"n": 4}])
-    assert [run["command"] for run in records.runs(tmp_path, "x")] == ["x --a 1", "x"]
-    assert records.rows(tmp_path, "x", "x --a 1") == [{"n": 4}] and records.rows(tmp_path, "x", "x --a 2") == []
-    assert records.table([{"n": 1, "s": 1 / 3}, {"n": 2, "m": {"q1": 123456.7}}]) == {
-        "columns": ["n", "s", "m"],
-        "rows": [[1, 0.33333, None], [2, None, {"q1": 123457}]],
-    }
-
-
-def test_Record_CutWhileItIsWritten_IsAsItWas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records.write(tmp_path, "x", "x", [{"n": 1}])
-    write_text = Path.write_text
-
-    def cut(path: Path, text: str) -> int:
-        write_text(path, text[: len(text) // 2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", cut)
-    with pytest.raises(KeyboardInterrupt):
-        records.write(tmp_path, "x", "x", [{"n": 2}])
-    assert records.rows(tmp_path, "x", "x") == [{"n": 1}]
-
-
-def test_Record_MachineWithoutAName_IsRefused() -> None:
-    assert records.machine_of({"machine": {"cpu": "AMD EPYC", "isa": ["avx2"]}}) == "D"
-    with pytest.raises(LookupError, match="no Other with avx2"):
-        records.machine_of({"machine": {"cpu": "Other", "isa": ["avx2"]}})
-
-
-def test_Command_LeavesOutPlacesAndKeepsTheRest() -> None:
-    given = ["--pairs", "3", "--records", "/else/where", "--option", "/here/x", "--check", "--smoke"]
-    parser = bench.parser_of("layer", module("layer"))
-    found = bench.Bench("layer", parser.parse_args(given), given)
-    assert found.command == "layer --pairs 3 --option x --smoke"
-
-
-@pytest.mark.parametrize(
-    "given, text",
-    [
-        (["nothing"], "no benchmark is called 'nothing'"),
-        (["overhead", "--steps", "10", "--block", "20"], "--steps must be at least --block"),
-        (["grid", "--pairs", "3"], "at least 20 pairs"),
-    ],
-)
-def test_Options_ThatCannotBeMeasured_AreRefused(given: list[str], text: str) -> None:
-    with pytest.raises(SystemExit, match=re.escape(text)):
-        bench.main(given)
 
 
 def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverSlower() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the repository's own tools: the counts of ./test, its allowed skips, and the errors of the Bazel formatter."""
+"""Tests the repository's own tools: the counts of ./test, its allowed skips, and the counts of lines by area."""
 
 import json
 import os
@@ -10,7 +10,9 @@ import sys
 import pytest
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "third_party", "test"))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "third_party", "size"))
 import covered
+import measure
 import skips
 
 
@@ -162,30 +164,10 @@ def test_Covered_EachTestThatALineNames_IsThere(root):
             assert re.search(rf"def {function}\(|^from pair_ranks import \*", file.read(), re.MULTILINE), name
 
 
-MEMBERS = ['        ":' + "b" * 60 + '",\n', '        "//' + "c" * 60 + '",\n']  # together too long for one line
-GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n' + "".join(MEMBERS) + "    ],\n)\n"
-POOR = "cc_library(\n\tname='a',\n  srcs=[\n'a.c'],\n    deps = [\n" + "".join(MEMBERS[::-1]) + "    ],\n)\n\n\n"
-
-
-def test_BazelFormat_WrittenOtherwise_IsRefusedAndFixed(root, tmp_path):
-    path = tmp_path / "BUILD"
-    command = [sys.executable, os.path.join(root, "third_party", "lint", "bazel_format.py")]
-    path.write_text(POOR)
-    assert subprocess.run([*command, path], capture_output=True).returncode == 1
-    subprocess.run([*command, "--fix", path], capture_output=True)
-    assert path.read_text() == GOOD
-    assert subprocess.run([*command, path], capture_output=True).returncode == 0
-
-
-def test_CompileCommands_OfEachSource_CompileIt(root):
-    sys.path.append(os.path.join(root, "third_party", "bazel"))
-    import compile_commands
-
-    actions = [
-        {"arguments": ["gcc", "-MD", "-MF", "gone/b.d", "-c", "b.c", "-o", "gone/b.o"]},
-        {"arguments": ["gcc", "-fPIC", "-c", "a.c", "-o", "gone/a.o"]},
-        {"arguments": ["gcc", "-c", "a.c", "-o", "other/a.o"]},
-    ]
-    listed = compile_commands.commands(actions)
-    assert [entry["file"] for entry in listed] == ["a.c", "b.c"]
-    assert "-fPIC" in listed[0]["arguments"] and listed[1]["arguments"] == ["gcc", "-c", "b.c", "-o", "gone/b.o"]
+def test_Areas_EveryTrackedFile_HasOne():
+    with open(measure.HERE / "areas.txt") as file:
+        known = measure.rules(file.read())
+    lines, counts, unknown = measure.measure(measure.files(None), known)
+    assert unknown == []
+    assert {area for area, _ in known} == set(lines)
+    assert sum(counts.values()) > 1000 and lines["product-backend"] > 50_000

@@ -19,28 +19,24 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from sluice.adapters.torch import StackedLayer
 from sluice.adapters.transformers import low_rank
-from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = ("qwen3_moe", "mixtral", "gpt_oss")
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 IDS = tf_models.batch(rows=2, length=9)
 
 
-class StackSized(TorchDispatchMode):
-    """Counts results that are as large as a stack of experts: W + BA, BA, or a gradient of W."""
+def stack_sized(model: torch.nn.Module) -> tuple[tf_compare.Watch, list[Any]]:
+    """Returns what records the operations whose results are as large as a stack of experts: W + BA, BA, or a gradient
+    of W. It also returns the list of them."""
+    named, found = model.named_parameters(), []
+    sizes = {p.numel() for n, p in named if n.endswith(("gate_up_proj", "down_proj")) and p.dim() == 3}
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        named = model.named_parameters()
-        self._sizes = {p.numel() for n, p in named if n.endswith(("gate_up_proj", "down_proj")) and p.dim() == 3}
-        self.count = 0
+    def see(function: Any, _: Any, out: Any) -> None:
+        for tensor in tf_compare.tensors_of(out):
+            if tensor.dim() == 3 and tensor.numel() in sizes and not function.is_view:
+                found.append(function)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, torch.Tensor) and tensor.dim() == 3 and tensor.numel() in self._sizes:
-                self.count += not function.is_view
-        return out
+    return tf_compare.Watch(see), found
 
 
 def adapted(
@@ -92,11 +88,12 @@ def step(model: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
 
 def check(ours: Any, theirs: Any, bound: float = 1e-5, stacks: int | None = 0) -> None:
     """Compares a step, and the number of Sluice's results that are as large as a stack (None: any number)."""
-    with StackSized(ours) as sized:
+    watch, sized = stack_sized(ours)
+    with watch:
         found = step(ours)
     worst = tf_compare.gaps(found, step(theirs))
     assert max(worst.values()) < bound, max(worst.items(), key=lambda item: item[1])
-    assert stacks is None or sized.count == stacks, sized.count
+    assert stacks is None or len(sized) == stacks, sized
     assert not low_rank._held and not low_rank._here.noted
 
 

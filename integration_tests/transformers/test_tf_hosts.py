@@ -243,11 +243,9 @@ def test_Stats_OfAWholeModel_AreThoseOfItsExperts() -> None:
     with pytest.raises(InvalidState, match="no layer of this MixtralForCausalLM yet"):
         sluice.export_machine(model, "never.json")
     model(tf_models.batch())
-    told = [sluice.stats(module) for module in experts]
-    layers = [layer for each in told for layer in each["layers"]]
+    layers = [layer for module in experts for layer in sluice.stats(module)["layers"]]
     assert [each["computed_by"] for each in layers] == ["sluice"] * 2 and layers[0] != layers[1]
-    assert sluice.stats(model) == sluice.stats(experts) == sluice.stats([model, *experts])
-    assert sluice.stats(model) == {**told[0], "layers": layers}  # the totals of their one context are listed once
+    assert sluice.stats(model)["layers"] == layers
 
 
 def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
@@ -257,14 +255,3 @@ def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
         sluice.stats(model)
     with pytest.raises(InvalidArgument, match="MixtralExperts does not run on Sluice: it holds 1 experts module of"):
         sluice.trace.stop(of=tf_models.experts_of(model))
-
-
-def test_TraceStop_OfOneLayer_HasItsEventsAlone() -> None:
-    model = tf_models.make("mixtral")
-    model(tf_models.batch())
-    experts = tf_models.experts_of(model)[1]
-    sluice.trace.start()
-    model(tf_models.batch())
-    events = sluice.trace.stop(of=experts)
-    assert {event["layer"] for event in events} == {sluice.stats(experts)["layers"][0]["layer_id"]}
-    assert sluice.trace.stop() == []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Values = dict[str, torch.Tensor]
 # Relative to the largest element of each tensor. f32: sums of at most a few hundred terms in another order. 16-bit: two
@@ -114,6 +115,24 @@ def saved_bytes(module: Any, call: Callable[[], Any]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         call()
     return sum(kept.values())
+
+
+class Watch(TorchDispatchMode):
+    """Calls `see(operation, arguments, result)` after each of torch's operations."""
+
+    def __init__(self, see: Callable[[Any, Any, Any], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self._see(function, args, out)
+        return out
+
+
+def tensors_of(out: Any) -> list[torch.Tensor]:
+    """Returns the tensors in the result of an operation."""
+    return [one for one in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(one, torch.Tensor)]
 
 
 @contextlib.contextmanager

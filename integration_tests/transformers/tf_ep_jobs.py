@@ -107,29 +107,6 @@ def is_own(parameter: torch.nn.Parameter) -> bool:
     return parameter.requires_grad and hasattr(parameter, "to_local")
 
 
-def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
-    """Returns the worst gap of a step under torch.compile to one without, Sluice's forwards and backwards in it, and
-    the reasons of dynamo's graph breaks."""
-    _, mine = _batches(layout)
-    wanted = step(split(path, layout), mine)
-    model = split(path, layout)
-    before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
-    disabled, torch._dynamo.config.disable = torch._dynamo.config.disable, False
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    try:
-        compiled = step(torch.compile(model, backend="eager"), mine)
-        breaks = list(torch._dynamo.utils.counters["graph_break"])
-    finally:
-        torch._dynamo.config.disable = disabled
-        if before is not None:
-            os.environ["TORCHDYNAMO_DISABLE"] = before
-        torch._dynamo.reset()
-    found = {name.removeprefix("_orig_mod."): value for name, value in compiled.items()}
-    passes = sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]["num_passes"]
-    return {"worst": max(gaps(found, wanted).values()), "passes": passes, "breaks": breaks}
-
-
 def accumulated(path: str, layout: dict[str, int]) -> dict[str, Any]:
     """Returns, for two micro-steps, the worst gap between gradients that the library and that autograd added, and the
     number of backwards that added themselves."""

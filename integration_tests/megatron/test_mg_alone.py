@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the findings of `sluice doctor` about Megatron-Core, in processes without the shim."""
+"""Tests without ranks and without the shim: the findings of `sluice doctor` about Megatron-Core, and routes."""
 
 import json
 import os
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from mg_ranks import NEWEST, OLDEST
+from sluice.adapters.megatron import routes
 
 ASK = "import json; from sluice import doctor; print(json.dumps([vars(each) for each in doctor._megatron()]))"
 
@@ -28,3 +30,11 @@ def test_Doctor_EachRelease_NamesItAndTheHookOrWhyItDoesNotImport(release: str, 
     said = subprocess.run(command, env=environment, cwd=sys.prefix, stdout=subprocess.PIPE, check=True, timeout=300)
     (found,) = json.loads(said.stdout.splitlines()[-1])
     assert found["state"] == state and release in found["detail"] and words in found["detail"], found
+
+
+def test_Routes_ChosenWithProbabilityZero_StayWithTheirGradient() -> None:
+    probs = torch.tensor([[0.0, 1.0, 0.0]], requires_grad=True)
+    found = routes.of_map(probs, torch.tensor([[True, True, False]]), 2)
+    assert found.expert_ids.tolist() == [[0, 1]]
+    (found.weights * torch.tensor([[3.0, 5.0]])).sum().backward()
+    assert probs.grad.tolist() == [[3.0, 5.0, 0.0]]

@@ -372,45 +372,32 @@ def versions(torch, device):
 
 
 def verdicts(record, sizes):
-    """Compares the record with the project's targets; empty for a fake run."""
+    """Yields (what, value, the project's target) by the record. None: what it needs has not run."""
     whole, offload = record["whole"], record["offload"]
     ms = {name: result["median_ms"] for group in ("whole", "ep_rank") for name, result in record[group].items()}
     ours, theirs = ms.get("sluice"), ms.get("transformers")
     limit = 2 * sizes.T * sizes.M + 4 * sizes.T * sizes.K * sizes.H  # SonicMoE's, bytes in bf16
     hideable = offload.get("hideable_at_this_link")
     n1, n4 = ms.get("sluice n=1"), ms.get("sluice n=4")
-    return {
-        "of_floor": round(sizes.floor_ms / ours, 4) if ours else None,
-        "ahead_of_transformers": ours < theirs if ours and theirs else None,
-        "saved_bytes_at_most_sonicmoe": whole["sluice"]["saved_bytes"] <= limit if ours else None,
-        "offload_hidden_of_hideable": round(offload["hidden"] / hideable, 4) if hideable else None,
-        "n4_over_n1": round(n4 / n1, 4) if n1 and n4 else None,
-    }
+    of_floor = 0.85 if record["shape"] in ("gpt3-xl", "mixtral") else 0.7
+    yield "of_floor", round(sizes.floor_ms / ours, 4) if ours else None, f"at least {of_floor}"
+    yield "ahead_of_transformers", ours < theirs if ours and theirs else None, "True"
+    yield "saved_bytes_at_most_sonicmoe", whole["sluice"]["saved_bytes"] <= limit if ours else None, "True"
+    hidden = round(offload["hidden"] / hideable, 4) if hideable else None
+    yield "offload_hidden_of_hideable", hidden, "at least 0.9"
+    yield "n4_over_n1", round(n4 / n1, 4) if n1 and n4 else None, "at most 1.03"
 
 
-def wanted(name):
-    """Returns the targets of a shape, for the verdicts."""
-    of_floor = 0.85 if name in ("gpt3-xl", "mixtral") else 0.7
-    return {
-        "of_floor": f"at least {of_floor}",
-        "ahead_of_transformers": "True",
-        "saved_bytes_at_most_sonicmoe": "True",
-        "offload_hidden_of_hideable": "at least 0.9",
-        "n4_over_n1": "at most 1.03",
-    }
-
-
-def say(name, record):
+def say(record, sizes):
+    name = record["shape"]
     for group in ("whole", "ep_rank", "budget", "fused_peers"):
         for contender, result in record.get(group, {}).items():
-            if not isinstance(result, dict):
-                continue
-            time_text = "ran" if record["fake"] else f"{result['median_ms']} ms"
-            print(f"{name} {group}: {contender}: {time_text}, saved {result['saved_bytes']} bytes")
+            if isinstance(result, dict):
+                print(f"{name} {group}: {contender}: {result['median_ms']} ms, saved {result['saved_bytes']} bytes")
     for contender, why in record["refused"].items():
         print(f"{name}: {contender} did not run: {why}")
-    for verdict, value in record.get("verdicts", {}).items():
-        print(f"{name}: {verdict}: {'not known' if value is None else value} (wanted: {wanted(name)[verdict]})")
+    for what, value, target in verdicts(record, sizes):
+        print(f"{name}: {what}: {'not known' if value is None else value} (wanted: {target})")
 
 
 def make_room(torch, device):
@@ -449,28 +436,12 @@ def as_one_rank(torch, x, rounds):
     return compare(torch, x, contenders, rounds)
 
 
-def offloaded(torch, x, record):
-    kept, gone = (record["ep_rank"].get(f"sluice n=4 {policy}") for policy in ("keep", "offload"))
-    if kept and gone:
-        record["offload"] = offload_of(kept, gone, link_speeds(torch, x.device))
-        record["offload"]["by_ops"] = overlap_of(torch, x, 4, ("offload", "offload"))
-
-
-class Written:
-    """Writes the record after each group, so that a failing group loses no results; it names the reason."""
-
-    def __init__(self, record, target):
-        self.record, self.target = record, target
-
-    def group(self, what, run, *arguments):
-        try:
-            run(*arguments)
-        except Exception as error:
-            self.record["refused"][what] = f"{type(error).__name__}: {error}"[:300]
-        self.write()
-
-    def write(self):
-        self.target.write_text(json.dumps(self.record, indent=1) + "\n")
+def offloaded(torch, x, ep_rank):
+    kept, gone = (ep_rank.get(f"sluice n=4 {policy}") for policy in ("keep", "offload"))
+    if not (kept and gone):
+        return {}, {}
+    by_ops = overlap_of(torch, x, 4, ("offload", "offload"))
+    return {**offload_of(kept, gone, link_speeds(torch, x.device)), "by_ops": by_ops}, {}
 
 
 def main():
@@ -490,35 +461,33 @@ def main():
     record |= {"gradients_accumulated_in_f32": False, "versions": versions(torch, device)}
     record |= {"whole": {}, "ep_rank": {}, "budget": {}, "offload": {}, "refused": {}}
     default = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
-    written = Written(record, options.to or default)
+    target = options.to or default
 
-    def keep(group, run, make):
-        record[group], refused = run(torch, make(), rounds)
-        record["refused"] |= refused
+    def group(group, what, run, make, more):
+        """Writes the record after the group, so that one that fails loses no results, and names the reason."""
+        if group not in groups:
+            return
+        try:
+            record[group], refused = run(torch, make(), more)
+            record["refused"] |= refused
+        except Exception as error:
+            record["refused"][what] = f"{type(error).__name__}: {error}"[:300]
+        target.write_text(json.dumps(record, indent=1) + "\n")
 
     def all_experts():
         return Inputs(torch, sizes, device, dtype)
 
-    if "whole" in groups:
-        written.group("sluice", keep, "whole", whole, all_experts)
+    group("whole", "sluice", whole, all_experts, rounds)
     make_room(torch, device)
     share = [Inputs(torch, Sizes(name, fake, 8), device, dtype)]
-    if "ep_rank" in groups:
-        written.group("sluice as one rank", keep, "ep_rank", as_one_rank, lambda: share[0])
-    if "budget" in groups:
-        written.group("sluice n=4 budget", keep, "budget", under_a_budget, lambda: share[0])
-    if "offload" in groups:
-        written.group("sluice n=4 offload", offloaded, torch, share[0], record)
-    if not fake:
-        record["verdicts"] = verdicts(record, sizes)
-        written.write()
+    group("ep_rank", "sluice as one rank", as_one_rank, lambda: share[0], rounds)
+    group("budget", "sluice n=4 budget", under_a_budget, lambda: share[0], rounds)
+    group("offload", "sluice n=4 offload", offloaded, lambda: share[0], record["ep_rank"])
     share.clear()
     make_room(torch, device)
-    if "fused_peers" in groups:
-        written.group("fused peers", keep, "fused_peers", fused_peers, all_experts)
-    say(name, record)
-    ran = len(record["whole"]) + len(record["ep_rank"])
-    print(f"written to {written.target.name}: {ran} contenders ran")
+    group("fused_peers", "fused peers", fused_peers, all_experts, rounds)
+    say(record, sizes)
+    print(f"written to {target.name}: {len(record['whole']) + len(record['ep_rank'])} contenders ran")
     return 1 if any(contender.startswith("sluice") for contender in record["refused"]) else 0
 
 

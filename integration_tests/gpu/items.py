@@ -19,7 +19,6 @@ KERNEL_PREFIX = "sluice_"
 GEMMS = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_rule")
 PARTS = ("kernels", "routing", *GEMMS, "choice", "rates", "streams", "memory", "nccl", "adam")
 LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are separate items
-BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
 # Items whose whole output is recorded as their result: rows for the table, machines, times and verdicts.
 TELLING = {"choice": 20000, "rates": 12000, "calibrate": 40000, "benchmark": 20000, "profile": 60000}
 SHOWN = ("choice", "rates", "benchmark")  # also printed
@@ -45,11 +44,7 @@ SCRIPTS = {
     "transformers' Mixtral on Sluice": ("torch_gpu.py", ["transformers"]),
     "DeepSpeed's MoE on Sluice": ("torch_gpu.py", ["deepspeed"]),
     "two ranks over NCCL": ("torch_gpu.py", ["ranks"]),
-    **{name: ("benchmark.py", [shape]) for name, shape in BENCHMARKS.items()},
-}
-ABSENT = {
-    "exchanges during GEMMs in times": "needs two GPUs; one of them runs NCCL without a peer",
-    "hand-written Hopper grouped kernels": "not written: only where they can be run and timed",
+    **{f"benchmark {shape}": ("benchmark.py", [shape]) for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")},
 }
 # Name, program or script, its arguments, the tool around it, environment variables, and its limit in seconds in the
 # prepared run.

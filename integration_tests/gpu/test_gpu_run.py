@@ -11,8 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import types
-import zipfile
 
 import pytest
 
@@ -31,26 +29,6 @@ def harness():
     return module
 
 
-@pytest.fixture
-def stand_ins(harness, tmp_path, monkeypatch):
-    """Calls main() with shell scripts as items, on a machine that seems to have a GPU; returns (exit code, output)."""
-    monkeypatch.setattr(harness.programs, "OUT", tmp_path)
-    monkeypatch.setattr(harness.programs, "build", lambda folder, fake: None)
-    monkeypatch.setattr(harness.programs, "why_no_gpu", lambda: None)
-    monkeypatch.setattr(harness, "versions", dict)
-
-    def program(name, text):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-
-    def main(found, *arguments):
-        monkeypatch.setattr(harness.items, "items", lambda fake=False: found)
-        monkeypatch.setattr(sys, "argv", ["run", *arguments])
-        return harness.main()
-
-    return types.SimpleNamespace(program=program, main=main, item=harness.items.Item, folder=tmp_path)
-
-
 def run(*arguments, timeout=250):
     return subprocess.run([sys.executable, str(RUN), *arguments], capture_output=True, text=True, timeout=timeout)
 
@@ -64,25 +42,6 @@ def test_NoGpu_IsSaidInPlainWordsBeforeAnythingIsBuilt(harness, tmp_path, monkey
     assert first.startswith("gpu: no GPU here, nothing was run: this machine has no NVIDIA driver (not here).")
     assert last == "0 passed, 0 failed"
     assert not (tmp_path / "record.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("init", "count", "why"),
-    [
-        (100, 0, "an NVIDIA driver that sees no GPU"),
-        (0, 0, "an NVIDIA driver that sees no GPU"),
-        (803, 0, "an NVIDIA driver that does not start (CUresult 803)"),
-        (0, 1, None),
-    ],
-)
-def test_Driver_IsAskedWhetherThereIsAGpu(harness, tmp_path, monkeypatch, init, count, why):
-    source = tmp_path / "driver.c"
-    source.write_text(
-        f"int cuInit(unsigned f) {{ return {init}; }}\nint cuDeviceGetCount(int* n) {{ *n = {count}; return 0; }}\n"
-    )
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert harness.programs.why_no_gpu() == why
 
 
 def test_Programs_HaveThePartsThatTheHarnessRuns(harness):
@@ -116,22 +75,18 @@ def test_Prepared_EveryItemHasItsPlace_EvenIfAllTakeAllTheyMay(harness):
         assert all(places[item.name][1] - places[item.name][0] >= item.seconds > 0 for item in group)
 
 
-def test_Prepared_MoreTimeOrLess_GivesAllMoreOrLeavesTheTail(harness):
-    phases = harness.items.prepared()
-    whole, twice, less = (harness.items.plan(phases, seconds) for seconds in (540, 1080, 300))
-    assert all(twice[name][1] - twice[name][0] > 1.9 * (end - begin) for name, (begin, end) in whole.items())
-    assert list(less) == prepared_names(harness)[: len(less)]
-    assert harness.items.JOBS < len(less) < len(whole)
-
-
-def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, stand_ins, monkeypatch, capsys):
-    """All programs are stand-ins: first JOBS run at once, then one at a time, each with at least the seconds of the
-    plan. The results are a few files in one folder, and the record has the environment.
+def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, tmp_path, monkeypatch, capsys):
+    """No item really runs: first JOBS begin at once, then one at a time, each with at least the seconds of the plan.
+    The results are a few files in one folder, and the record has the environment.
     """
     phases, began, running, most = harness.items.prepared(), [], [0], []
     meet, lock = threading.Barrier(harness.items.JOBS), threading.Lock()
     names = prepared_names(harness)
     monkeypatch.setattr(harness.items, "prepared", lambda fake: phases)
+    monkeypatch.setattr(harness.programs, "OUT", tmp_path)
+    monkeypatch.setattr(harness.programs, "build", lambda folder, fake: None)
+    monkeypatch.setattr(harness.programs, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(harness, "versions", dict)
     monkeypatch.setenv("SLUICE_SET_BY_HAND", "1")
 
     def run_item(folder, item, fake, environment, limit, most_seconds):
@@ -147,9 +102,10 @@ def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, stand_ins, monkey
         return ("failed" if item.name == "gemm_grouped" else "passed"), 0.5, "1 passed, 0 failed"
 
     monkeypatch.setattr(harness.items, "run_item", run_item)
-    results = stand_ins.folder / "results"
-    arguments = ["--prepared", "--copy-to", str(results)]
-    assert stand_ins.main([], *arguments) == 1
+    results = tmp_path / "results"
+    arguments = ["run", "--prepared", "--copy-to", str(results)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert harness.main() == 1
     assert began[len(harness.items.TOGETHER) :] == list(harness.items.ALONE)
     assert sorted(began) == sorted(names)
     assert max(most) == harness.items.JOBS
@@ -163,124 +119,9 @@ def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, stand_ins, monkey
     assert "gpu: passed in 0.5 s of " in (results / "log").read_text()
     assert capsys.readouterr().out.endswith(f"{len(names) - 1} passed, 1 failed\n")
     began.clear()  # the next call repeats what failed, and has all the time for it
-    assert stand_ins.main([], *arguments, "--seconds", "100") == 1
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seconds", "100"])
+    assert harness.main() == 1
     assert began == ["gemm_grouped"]
-
-
-def test_Prepared_Item_ThatHangs_TakesItsOwnSecondsAlone(harness, stand_ins, monkeypatch):
-    """The item is ended and judged, and the others keep their seconds."""
-    item, limits = stand_ins.item, {}
-    found = [(1, [item("hangs", "hangs", [], seconds=1000), item("rates", "suite", [], seconds=3000)])]
-
-    def run_within(command, environment, limit):
-        name = command[0].rpartition("/")[2]
-        limits[name] = limit
-        return (None, "begun") if name == "hangs" else (0, "1 passed, 0 failed")
-
-    monkeypatch.setattr(harness.items, "prepared", lambda fake: found)
-    monkeypatch.setattr(harness.programs, "run_within", run_within)
-    assert stand_ins.main([], "--prepared", "--seconds", "4015") == 1
-    record = json.loads((stand_ins.folder / "record.json").read_text())["items"]
-    assert {name: found["outcome"] for name, found in record.items()} == {"hangs": "failed", "rates": "passed"}
-    assert record["hangs"]["text"].startswith("begun\nended after ")
-    assert limits["hangs"] <= 1015 < 3000 <= limits["suite"]
-
-
-@pytest.mark.parametrize(
-    ("said", "code", "outcome"),
-    [("ERR_NVGPUCTRPERM", 1, "skipped"), ("Throughput 80", 0, "passed"), ("a crash", 1, "failed")],
-)
-def test_Profile_WhereCountersAreNotToBeHad_IsSkippedAloud(harness, stand_ins, monkeypatch, said, code, outcome):
-    stand_ins.program("ncu", f'echo "$@"\necho {said}\nexit {code}')
-    monkeypatch.setattr(harness.programs, "find_tool", lambda name: str(stand_ins.folder / name))
-    item = next(item for item in harness.items.only_prepared("gpu_suite") if item.tool == "ncu")
-    got, _, text = harness.items.run_item(stand_ins.folder, item, False, None, 200, 200)
-    assert got == outcome
-    assert said in text
-    if outcome != "skipped":
-        assert text.startswith("--clock-control none --set full ")
-
-
-def test_Verdicts_OfWhatDidNotRun_AreNotKnown(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(HERE))
-    import benchmark
-
-    def took(ms):
-        return {"median_ms": ms, "saved_bytes": 10**9}
-
-    record = {
-        "fake": False,
-        "whole": {"sluice": took(50.0), "transformers": took(60.0)},
-        "ep_rank": {"sluice n=1": took(10.0), "sluice n=4": took(10.2)},
-        "budget": {"sluice n=4 budget": took(11.0), "memory_budget": 7},
-        "offload": {"hidden": 0.6, "hideable_at_this_link": 0.8},
-        "refused": {"torch grouped_mm": "ImportError: no"},
-    }
-    sizes = benchmark.Sizes("mixtral", False)
-    record["verdicts"] = benchmark.verdicts(record, sizes)
-    assert record["verdicts"] == {
-        "of_floor": 0.88,
-        "ahead_of_transformers": True,
-        "saved_bytes_at_most_sonicmoe": True,
-        "offload_hidden_of_hideable": 0.75,
-        "n4_over_n1": 1.02,
-    }
-    benchmark.say("mixtral", record)
-    lines = capsys.readouterr().out.split("\n")
-    assert "mixtral: of_floor: 0.88 (wanted: at least 0.85)" in lines
-    assert "mixtral: torch grouped_mm did not run: ImportError: no" in lines
-    assert "mixtral budget: sluice n=4 budget: 11.0 ms, saved 1000000000 bytes" in lines
-    nothing = {"whole": {}, "ep_rank": {}, "offload": {}}
-    assert set(benchmark.verdicts(nothing, sizes).values()) == {None}
-
-
-def test_Benchmark_GroupThatFails_LeavesWhatRan(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(HERE))
-    import benchmark
-
-    record = {"whole": {}, "refused": {}}
-    written = benchmark.Written(record, tmp_path / "benchmark_mixtral.json")
-    written.group("sluice", record["whole"].update, {"sluice": 1})
-    written.group("sluice n=4 offload", lambda: 1 // 0)
-    found = json.loads((tmp_path / "benchmark_mixtral.json").read_text())
-    assert found["whole"] == {"sluice": 1}
-    assert found["refused"]["sluice n=4 offload"].startswith("ZeroDivisionError")
-
-
-def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, stand_ins, monkeypatch, capsys):
-    """Stand-ins take 2 s each, on the test's own clock, and the budget allows one; the next call continues, and the
-    record is copied each time.
-    """
-    stand_ins.program("suite", 'echo "1 passed, 0 failed"')
-    monkeypatch.setattr(harness, "FEWEST_SECONDS", 1.5)
-    clock, run_within = [0.0], harness.programs.run_within
-
-    def two_seconds(command, environment, _limit):
-        clock[0] += 2
-        return run_within(command, environment, 200)
-
-    for module in (harness, harness.items):
-        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(harness.programs, "run_within", two_seconds)
-    found = [stand_ins.item(name, "suite", []) for name in "abc"]
-    arguments = ["--copy-to", str(stand_ins.folder / "results")]
-    assert stand_ins.main(found, *arguments, "--seconds", "3") == 0
-    out = capsys.readouterr().out
-    assert out.endswith("gpu: 2 left for the next call: b, c\n1 passed, 0 failed\n"), out
-    assert sorted(path.name for path in (stand_ins.folder / "results").iterdir()) == ["log", "record.json"]
-    assert stand_ins.main(found, *arguments, "--seconds", "30") == 0
-    assert capsys.readouterr().out.endswith("3 passed, 0 failed\n")
-
-
-def test_Items_NamedByPatterns_AreThoseAlone_AndANameThatIsNoneIsRefused(harness):
-    found = harness.items.named(harness.items.items(), "* under racecheck, soak")
-    assert [item.name for item in found] == [
-        *(f"{part} under racecheck" for part in ("kernels", "routing", "layer and ranks")),
-        "soak",
-    ]
-    done = run("--items", "kernels,bench mark", "--list")
-    assert done.returncode == 1
-    assert "--items names 'bench mark'" in done.stderr
 
 
 @pytest.mark.parametrize(("most", "outcome"), [(1.5, "failed"), (400, "unfinished")])
@@ -290,23 +131,6 @@ def test_ItemSeconds_ThatAreOver_MakeAFailure(harness, tmp_path, most, outcome):
     (tmp_path / "program").chmod(0o755)
     got, _, text = harness.items.run_item(tmp_path, harness.items.Item("a", "program", []), False, None, 1.5, most)
     assert (got, text.split("\n")[0]) == (outcome, "begun")
-
-
-@pytest.mark.parametrize(("limit", "seconds"), [(470, "240"), (100, "75")])
-def test_Soak_TakesNoMoreThanThereIs(harness, stand_ins, limit, seconds):
-    stand_ins.program("gpu_layer", 'echo "$@"')
-    soak = harness.items.items()[-1]
-    assert harness.items.run_item(stand_ins.folder, soak, False, None, limit, 470)[::2] == ("passed", f"soak {seconds}")
-
-
-def test_Item_ThatPassed_LeavesItsNotesInTheRecord(harness, stand_ins):
-    """Only the notes have the version of the tested library."""
-    stand_ins.program(
-        "gpu_suite", 'for i in 1 2; do echo "     NCCL 22809"; echo "ok   a case"; done\necho "2 passed, 0 failed"'
-    )
-    item = next(item for item in harness.items.items() if item.name == "nccl")
-    found = harness.items.run_item(stand_ins.folder, item, False, None, 200, 470)
-    assert found[::2] == ("passed", "NCCL 22809\n2 passed, 0 failed")
 
 
 OF_A_COPY = """========= Host API memory access error at host access to 0x7f8e00000200 of size 400 bytes
@@ -383,16 +207,7 @@ def test_Build_FromAnotherMachine_IsTakenWhereItStarts(harness, tmp_path, monkey
         assert "integration_tests/gpu/run --build" in is_of_others
 
 
-def test_Build_ThatFails_SaysWhyFirstAndEndsAsEver(harness, monkeypatch, capsys):
-    monkeypatch.setattr(
-        harness.programs, "build", lambda folder, fake: harness.programs.run_here("sh", "-c", "echo no; false")
-    )
-    monkeypatch.setattr(sys, "argv", ["run", "--fake"])
-    assert harness.main() == 1
-    assert capsys.readouterr().out == "gpu: sh fails:\nno\n0 passed, 1 failed\n"
-
-
-def test_Carried_TheTreeAndWhatIsBuilt_FitAndWhatDoesNotIsRefused(harness, tmp_path, capsys):
+def test_Carried_TheTreeAndWhatIsBuilt_FitAndWhatDoesNotIsRefused(harness, tmp_path):
     """The tree alone may take half of the limit: programs, library and wheels take some 7 MiB."""
     programs = harness.programs
     assert programs.carried_bytes(tmp_path) < programs.MOST_CARRIED / 2
@@ -400,34 +215,6 @@ def test_Carried_TheTreeAndWhatIsBuilt_FitAndWhatDoesNotIsRefused(harness, tmp_p
     with (tmp_path / "core").open("wb") as file:
         file.truncate(programs.MOST_CARRIED)
     assert "more than 64 MiB" in programs.say_carried(tmp_path)
-
-
-def test_LibraryPath_HasNvidiasPackagesOfThisPython(harness, tmp_path, monkeypatch):
-    (tmp_path / "nvidia/cu13/lib").mkdir(parents=True)
-    (tmp_path / "nvidia/nccl/lib").mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
-    found = harness.programs.library_path().split(":")
-    assert found[0] == "/somewhere"
-    assert {str(tmp_path / "nvidia/cu13/lib"), str(tmp_path / "nvidia/nccl/lib")} <= set(found)
-
-
-def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_path, monkeypatch):
-    wheel = tmp_path / "wheels" / "carriedbysluice-1-py3-none-any.whl"
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(wheel, "w") as archive:
-        info = "carriedbysluice-1.dist-info"
-        archive.writestr("carriedbysluice.py", "value = 7\n")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carriedbysluice\nVersion: 1\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    monkeypatch.setattr(harness.programs, "WHEELS", ("carriedbysluice", "json"))
-    site = harness.programs.unpack_wheels(tmp_path)
-    assert (site / "carriedbysluice.py").exists()
-    item = harness.items.Item("a", "script.py", [])
-    assert harness.environment_of(item, tmp_path, site)["PYTHONPATH"].split(":")[0] == str(site)
-    assert harness.programs.unpack_wheels(tmp_path / "none") is None
 
 
 @pytest.mark.full

@@ -18,88 +18,101 @@ import tempfile
 
 import package
 
+sys.path.append(str(package.ROOT / "adapters" / "torch" / "test"))  # for layer_cases
+POLICIES = (("keep", "keep"), ("offload", "offload"), ("redispatch", "recompute"))
+M, H, E, K = 64, 96, 8, 2
 
-def reference(torch, tokens, ids, weights, params, gated):
-    """Computes the layer by plain GEMMs."""
-    act = torch.nn.functional.silu if gated else torch.nn.functional.gelu
-    out = torch.zeros_like(tokens)
-    for e, p in enumerate(params):
-        for k in range(ids.shape[1]):
-            rows = (ids[:, k] == e).nonzero()[:, 0]
-            hidden = act(tokens[rows] @ p["w1"].T)
-            if gated:
-                hidden = hidden * (tokens[rows] @ p["w3"].T)
-            out = out.index_add(0, rows, weights[rows, k : k + 1].to(out.dtype) * (hidden @ p["w2"].T))
-    return out
+
+class Problem:
+    """Has tokens, routes and gradients of each count of tokens, and experts. Gated ones have silu, others gelu."""
+
+    def __init__(self, torch, device, counts, dtype, gated=True):
+        torch.manual_seed(1)
+        self.torch, self.gated, self.dtype, self.device = torch, gated, dtype, device
+
+        def leaf(*shape, scale=1.0):
+            return (torch.randn(*shape) * scale).to(device, dtype).requires_grad_()
+
+        self.names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)} if gated else {"w1": (H, M), "w2": (M, H)}
+        self.tokens = [leaf(T, M) for T in counts]
+        self.weights = [torch.rand(T, K).to(device).requires_grad_() for T in counts]
+        self.ids = [self.draw_ids(T) for T in counts]
+        self.params = [{n: leaf(*shape, scale=shape[1] ** -0.5) for n, shape in self.names.items()} for _ in range(E)]
+        self.grads = [torch.randn(T, M).to(device, dtype) for T in counts]
+
+    def draw_ids(self, count):
+        return self.torch.stack([self.torch.randperm(E)[:K] for _ in range(count)]).to(self.device)
+
+    def layer(self, context, **options):
+        from sluice.adapters.torch import MoeConfig, MoeLayer
+
+        sizes = {"model_width": M, "hidden_width": H, "num_experts": E, "top_k": K, "dtype": self.dtype}
+        kind = {"activation": "silu" if self.gated else "gelu", "gated": self.gated}
+        return MoeLayer(context, MoeConfig(**sizes, **kind, **options))
+
+    def leaves(self, rank=0, params=None):
+        """Returns what has a gradient on a rank with these experts, by default all."""
+        own = self.params if params is None else params
+        return [self.tokens[rank], self.weights[rank], *(p[name] for p in own for name in self.names)]
+
+    def reference(self, tokens, ids, weights, params):
+        """Computes the layer by plain GEMMs."""
+        import layer_cases
+
+        return layer_cases.reference(tokens, ids, weights, params, "silu" if self.gated else "gelu")
+
+
+def report(cases):
+    """Prints (name, whether it is right) of each case, and how many are. Returns the exit status."""
+    count = failed = 0
+    for name, is_right in cases:
+        count, failed = count + 1, failed + (not is_right)
+        print(f"{'ok  ' if is_right else 'FAIL'} {name}")
+    print(f"{count - failed} passed, {failed} failed")
+    return 1 if failed else 0
 
 
 def case(torch, device, dtype, gated, policy, chunks, checkpointed):
     """Returns the largest difference of outputs and gradients to the f32 reference, relative to its largest value."""
-    from sluice.adapters.torch import Context, MoeConfig, MoeLayer
+    from sluice.adapters.torch import Context
 
-    torch.manual_seed(1)
-    T, M, H, E, K = 173, 64, 96, 8, 2
-    layer = MoeLayer(
-        Context(device=device),
-        MoeConfig(
-            model_width=M,
-            hidden_width=H,
-            num_experts=E,
-            top_k=K,
-            dtype=dtype,
-            activation="silu" if gated else "gelu",
-            gated=gated,
-            chunks=chunks,
-            policy=policy,
-        ),
-    )
-    names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)} if gated else {"w1": (H, M), "w2": (M, H)}
-
-    def leaf(*shape, scale=1.0, kind=dtype):
-        return (torch.randn(*shape) * scale).to(device, kind).requires_grad_()
-
-    tokens, weights = leaf(T, M), torch.rand(T, K).to(device).requires_grad_()
-    ids = torch.stack([torch.randperm(E)[:K] for _ in range(T)]).to(device)
-    params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
-    flat = [tokens, weights, *(p[name] for p in params for name in names)]
-    grad = torch.randn(T, M).to(device, dtype)
+    p = Problem(torch, device, (173,), dtype, gated)
+    layer = p.layer(Context(device=device), chunks=chunks, policy=policy)
 
     def run(rows, route):
-        return layer(rows, ids, route, params)
+        return layer(rows, p.ids[0], route, p.params)
 
     if checkpointed:
-        out = torch.utils.checkpoint.checkpoint(run, tokens, weights, use_reentrant=False)
+        out = torch.utils.checkpoint.checkpoint(run, p.tokens[0], p.weights[0], use_reentrant=False)
     else:
-        out = run(tokens, weights)
-    got = [out, *torch.autograd.grad(out, flat, grad)]
-    wide = [tensor.detach().float().requires_grad_() for tensor in flat]
+        out = run(p.tokens[0], p.weights[0])
+    got = [out, *torch.autograd.grad(out, p.leaves(), p.grads[0])]
+    wide = [tensor.detach().float().requires_grad_() for tensor in p.leaves()]
     rest = iter(wide[2:])
-    wide_params = [{name: next(rest) for name in names} for _ in range(E)]
-    want_out = reference(torch, wide[0], ids, wide[1], wide_params, gated)
-    want = [want_out, *torch.autograd.grad(want_out, wide, grad.float())]
+    wide_params = [{name: next(rest) for name in p.names} for _ in range(E)]
+    want_out = p.reference(wide[0], p.ids[0], wide[1], wide_params)
+    want = [want_out, *torch.autograd.grad(want_out, wide, p.grads[0].float())]
     return largest_difference([t.detach().float() for t in got], [t.detach() for t in want])
 
 
 def gradients(torch, device):
     torch.backends.cuda.matmul.allow_tf32 = False
-    policies = [("keep", "keep"), ("offload", "offload"), ("redispatch", "recompute")]
     # f32: sums of some hundred terms in another order; bf16: 8 bits between the ops of both passes.
     rooms = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
-    failed = count = 0
-    for dtype, gated, policy, chunks in itertools.product(rooms, (False, True), policies, (1, 4)):
-        for checkpointed in (False, True) if chunks == 4 else (False,):
-            found = case(torch, device, dtype, gated, policy, chunks, checkpointed)
-            name = f"{dtype} gated {gated} {policy[0]}/{policy[1]} n {chunks} checkpointed {checkpointed}"
-            count, failed = count + 1, failed + (not found <= rooms[dtype])
-            print(f"{'ok  ' if found <= rooms[dtype] else 'FAIL'} {name}: {found:.2e}")
-    if device.type == "cuda":
-        with torch.cuda.stream(torch.cuda.Stream()):
-            found = case(torch, device, torch.float32, True, policies[1], 4, False)
-            torch.cuda.current_stream().synchronize()
-        count, failed = count + 1, failed + (not found <= rooms[torch.float32])
-        print(f"{'ok  ' if found <= rooms[torch.float32] else 'FAIL'} on a side stream: {found:.2e}")
-    print(f"{count - failed} passed, {failed} failed")
-    return 1 if failed else 0
+
+    def cases():
+        for dtype, gated, policy, chunks in itertools.product(rooms, (False, True), POLICIES, (1, 4)):
+            for checkpointed in (False, True) if chunks == 4 else (False,):
+                found = case(torch, device, dtype, gated, policy, chunks, checkpointed)
+                name = f"{dtype} gated {gated} {policy[0]}/{policy[1]} n {chunks} checkpointed {checkpointed}"
+                yield f"{name}: {found:.2e}", found <= rooms[dtype]
+        if device.type == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream()):
+                found = case(torch, device, torch.float32, True, POLICIES[1], 4, False)
+                torch.cuda.current_stream().synchronize()
+            yield f"on a side stream: {found:.2e}", found <= rooms[torch.float32]
+
+    return report(cases())
 
 
 def captured(torch, step):
@@ -118,38 +131,23 @@ def captured(torch, step):
 
 def graph_case(torch, device, policy, chunks):
     """Returns (largest difference, dropped routes)."""
-    from sluice.adapters.torch import Context, MoeConfig, MoeLayer
+    from sluice.adapters.torch import Context
 
-    torch.manual_seed(1)
-    T, M, H, E, K = 128, 64, 96, 8, 2
-    context = Context(device=device)
-    sizes = {"model_width": M, "hidden_width": H, "num_experts": E, "top_k": K, "activation": "silu", "gated": True}
-    sizes |= {"chunks": chunks, "policy": policy}
-    exact, fixed = (MoeLayer(context, MoeConfig(**sizes, capacity_rows=rows)) for rows in (0, T // chunks))
-    names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)}
-
-    def leaf(*shape, scale=1.0):
-        return (torch.randn(*shape) * scale).to(device).requires_grad_()
-
-    tokens, weights = leaf(T, M), torch.rand(T, K).to(device).requires_grad_()
-    ids = torch.zeros(T, K, dtype=torch.int64).to(device)
-    params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
-    flat, grad = [tokens, weights, *(p[n] for p in params for n in names)], torch.randn(T, M).to(device)
+    count = 128
+    p, context = Problem(torch, device, (count,), torch.float32), Context(device=device)
+    exact, fixed = (p.layer(context, chunks=chunks, policy=policy, capacity_rows=r) for r in (0, count // chunks))
+    tokens, ids = p.tokens[0], p.ids[0]
 
     def step(layer):
-        out = layer(tokens, ids, weights, params)
-        return [out.detach(), *torch.autograd.grad(out, flat, grad)]
+        out = layer(tokens, ids, p.weights[0], p.params)
+        return [out.detach(), *torch.autograd.grad(out, p.leaves(), p.grads[0])]
 
-    def draw():
-        with torch.no_grad():
-            ids.copy_(torch.stack([torch.randperm(E)[:K] for _ in range(T)]))
-            tokens.copy_(torch.randn(T, M))
-
-    draw()
     launch, results = captured(torch, lambda: step(fixed)) if device.type == "cuda" else (None, None)
     worst = 0.0
     for _ in range(4):
-        draw()
+        with torch.no_grad():
+            ids.copy_(p.draw_ids(count))
+            tokens.copy_(torch.randn(count, M))
         if launch is not None:
             launch()
         got = results if launch is not None else step(fixed)
@@ -160,14 +158,14 @@ def graph_case(torch, device, policy, chunks):
 def graphs(torch, device):
     """Compares graphs with eager exact exchanges on the same inputs. On a CPU the step runs instead of a graph."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    failed = count = 0
-    for policy, chunks in itertools.product([("keep", "keep"), ("redispatch", "recompute")], (1, 4)):
-        worst, dropped = graph_case(torch, device, policy, chunks)
-        is_right = worst <= 1e-5 and dropped == 0  # the same GEMMs in f32, over more rows
-        count, failed = count + 1, failed + (not is_right)
-        print(f"{'ok  ' if is_right else 'FAIL'} {policy[0]}/{policy[1]} n {chunks}: {worst:.2e}, {dropped} dropped")
-    print(f"{count - failed} passed, {failed} failed")
-    return 1 if failed else 0
+
+    def cases():
+        for policy, chunks in itertools.product((POLICIES[0], POLICIES[2]), (1, 4)):
+            worst, dropped = graph_case(torch, device, policy, chunks)
+            name = f"{policy[0]}/{policy[1]} n {chunks}: {worst:.2e}, {dropped} dropped"
+            yield name, worst <= 1e-5 and dropped == 0  # the same GEMMs in f32, over more rows
+
+    return report(cases())
 
 
 def transformers(torch, device):
@@ -198,9 +196,7 @@ def transformers(torch, device):
         found[implementation] = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
     worst = largest_difference(found["sluice"], found["eager"])
     is_right = len(found["sluice"]) == len(found["eager"]) and worst <= 1e-3  # f32 through two layers of attention
-    print(f"Mixtral: {len(found['sluice'])} tensors, largest difference {worst:.2e}")
-    print("1 passed, 0 failed" if is_right else "0 passed, 1 failed")
-    return 0 if is_right else 1
+    return report([(f"Mixtral: {len(found['sluice'])} tensors, largest difference {worst:.2e}", is_right)])
 
 
 def largest_difference(got, want):
@@ -223,71 +219,50 @@ def deepspeed(torch, device):
     backend = "gloo" if device.type == "cpu" else "nccl"
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed(dist_backend=backend, verbose=False)  # uses the existing group
-    failed = count = 0
-    for k, drop, odd in ((1, True, False), (2, False, False), (1, True, True), (2, False, True)):
-        models = []
-        for _ in range(2):
-            torch.manual_seed(1)
-            middle = torch.nn.Tanh() if odd else torch.nn.ReLU()
-            expert = torch.nn.Sequential(torch.nn.Linear(64, 96), middle, torch.nn.Linear(96, 64))
-            models.append(MoE(64, expert, num_experts=4, ep_size=1, k=k, drop_tokens=drop, use_rts=False).to(device))
-            models[-1].set_deepspeed_parallelism()
-        handle = sluice.adapters.deepspeed.swap(models[1])
-        tokens, grad = torch.randn(160, 64).to(device), torch.randn(160, 64).to(device)
-        results = []
-        for model in models:
-            torch.manual_seed(7)  # the gate's second choice draws noise
-            x = tokens.clone().requires_grad_()
-            out, aux, _ = model(x)
-            ((out * grad).sum() + aux).backward()
-            results.append([out.detach(), x.grad, *(p.grad for p in model.parameters())])
-        found = largest_difference(results[1], results[0])
-        computed = handle.stats()["layers"][0]["computed_by"] if handle.layers else "nothing: no layer was swapped"
-        handle.unswap()
-        is_right = found <= 1e-3 and computed == ("host modules" if odd else "sluice")  # f32, sums in another order
-        count, failed = count + 1, failed + (not is_right)
-        print(f"{'ok  ' if is_right else 'FAIL'} k {k} drop {drop}, computed by {computed}: {found:.2e}")
+
+    def cases():
+        for k, drop, odd in ((1, True, False), (2, False, False), (1, True, True), (2, False, True)):
+            models = []
+            for _ in range(2):
+                torch.manual_seed(1)
+                middle = torch.nn.Tanh() if odd else torch.nn.ReLU()
+                expert = torch.nn.Sequential(torch.nn.Linear(64, 96), middle, torch.nn.Linear(96, 64))
+                made = MoE(64, expert, num_experts=4, ep_size=1, k=k, drop_tokens=drop, use_rts=False)
+                models.append(made.to(device))
+                models[-1].set_deepspeed_parallelism()
+            handle = sluice.adapters.deepspeed.swap(models[1])
+            tokens, grad = torch.randn(160, 64).to(device), torch.randn(160, 64).to(device)
+            results = []
+            for model in models:
+                torch.manual_seed(7)  # the gate's second choice draws noise
+                x = tokens.clone().requires_grad_()
+                out, aux, _ = model(x)
+                ((out * grad).sum() + aux).backward()
+                results.append([out.detach(), x.grad, *(p.grad for p in model.parameters())])
+            found = largest_difference(results[1], results[0])
+            computed = handle.stats()["layers"][0]["computed_by"] if handle.layers else "nothing: no layer was swapped"
+            handle.unswap()
+            is_right = found <= 1e-3 and computed == ("host modules" if odd else "sluice")  # f32, sums in another order
+            yield f"k {k} drop {drop}, computed by {computed}: {found:.2e}", is_right
+
+    status = report(cases())
     torch.distributed.destroy_process_group()
-    print(f"{count - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    return status
 
 
 def rank_case(torch, ep, device, policy, chunks, deduplicate):
     """Returns the largest difference for this rank's tokens, and its own experts, which get tokens of both ranks."""
-    from sluice.adapters.torch import Context, MoeConfig, MoeLayer
+    from sluice.adapters.torch import Context
 
-    torch.manual_seed(1)
-    M, H, E, K, counts = 64, 96, 8, 2, (173, 90)
-    layer = MoeLayer(
-        Context(ep, device=device),
-        MoeConfig(
-            model_width=M,
-            hidden_width=H,
-            num_experts=E,
-            top_k=K,
-            activation="silu",
-            gated=True,
-            chunks=chunks,
-            deduplicate=deduplicate,
-            policy=policy,
-        ),
-    )
-
-    def leaf(*shape, scale=1.0):
-        return (torch.randn(*shape) * scale).to(device).requires_grad_()
-
-    tokens, grads = [leaf(T, M) for T in counts], [torch.randn(T, M).to(device) for T in counts]
-    weights = [leaf(T, K) for T in counts]
-    ids = [torch.stack([torch.randperm(E)[:K] for _ in range(T)]).to(device) for T in counts]
-    names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)}
-    params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
-    own = params[E // 2 * ep.rank : E // 2 * (ep.rank + 1)]
-    flat = [tokens[ep.rank], weights[ep.rank], *(p[name] for p in own for name in names)]
+    p, rank = Problem(torch, device, (173, 90), torch.float32), ep.rank
+    layer = p.layer(Context(ep, device=device), chunks=chunks, deduplicate=deduplicate, policy=policy)
+    own = p.params[E // 2 * rank : E // 2 * (rank + 1)]
+    flat = p.leaves(rank, own)
     for _ in range(3):  # only the first call needs an agreement of the ranks
-        out = layer(tokens[ep.rank], ids[ep.rank], weights[ep.rank], own)
-        got = [out.detach(), *torch.autograd.grad(out, flat, grads[ep.rank])]
-    outs = [reference(torch, *each, params, True) for each in zip(tokens, ids, weights)]
-    return largest_difference(got, [outs[ep.rank].detach(), *torch.autograd.grad(outs, flat, grads)])
+        out = layer(p.tokens[rank], p.ids[rank], p.weights[rank], own)
+        got = [out.detach(), *torch.autograd.grad(out, flat, p.grads[rank])]
+    outs = [p.reference(*each, p.params) for each in zip(p.tokens, p.ids, p.weights)]
+    return largest_difference(got, [outs[rank].detach(), *torch.autograd.grad(outs, flat, p.grads)])
 
 
 def one_rank(torch, device, rank, store):
@@ -300,19 +275,19 @@ def one_rank(torch, device, rank, store):
     soon = datetime.timedelta(seconds=150)
     torch.distributed.init_process_group("gloo", f"file://{store}", soon, rank=rank, world_size=2)
     ep = EpGroup.for_ranks([0, 1])
-    policies = [("keep", "keep"), ("offload", "offload"), ("redispatch", "recompute")]
-    failed = count = 0
-    for policy, chunks, deduplicate in [*itertools.product(policies, (1, 4), (False,)), (policies[0], 3, True)]:
-        found = rank_case(torch, ep, device, policy, chunks, deduplicate)
-        count, failed = count + 1, failed + (not found <= 1e-4)  # as in gradients
-        name = f"{policy[0]}/{policy[1]} n {chunks} deduplicated {deduplicate}"
-        print(f"{'ok  ' if found <= 1e-4 else 'FAIL'} rank {rank}: {name}: {found:.2e}")
+
+    def cases():
+        for policy, chunks, deduplicate in [*itertools.product(POLICIES, (1, 4), (False,)), (POLICIES[0], 3, True)]:
+            found = rank_case(torch, ep, device, policy, chunks, deduplicate)
+            name = f"{policy[0]}/{policy[1]} n {chunks} deduplicated {deduplicate}"
+            yield f"rank {rank}: {name}: {found:.2e}", found <= 1e-4  # as in gradients
+
+    status = report(cases())
     torch.distributed.barrier()
     ep.close()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    print(f"{count - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    return status
 
 
 def ranks(torch, device):

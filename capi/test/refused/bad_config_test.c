@@ -11,83 +11,72 @@
   c = good, change;                         \
   REFUSED(call, status, text)
 
-TEST(ContextCreate_BadConfig_IsRefused) {
-  fixture_t f;
-  open_default(&f);
+LAYER_TEST(ContextCreate_BadConfig_IsRefused, open_default) {
   sluice_context_config_t good, c;
   sluice_context_config_init(&good, sizeof good);
   good.gemm = "ref";
-  good.allocate = heap_allocate, good.release = heap_release, good.allocate_user = &f.rig.heap;
+  good.allocate = heap_allocate, good.release = heap_release, good.allocate_user = &f->rig.heap;
   REFUSED(sluice_context_create(&good, NULL, NULL), BAD, "out_context is NULL");
-  REFUSES(c.device_type = 3, make_context(&f, &c), SLUICE_E_UNSUPPORTED, "device_type is 3");
-  REFUSES(c.device_type = SLUICE_DEVICE_CUDA, make_context(&f, &c), SLUICE_E_UNSUPPORTED, "gemm is \"ref\"");
+#define CONTEXT(change, status, text) REFUSES(change, make_context(f, &c), status, text)
+  CONTEXT(c.device_type = 3, SLUICE_E_UNSUPPORTED, "device_type is 3");
+  CONTEXT(c.device_type = SLUICE_DEVICE_CUDA, SLUICE_E_UNSUPPORTED, "gemm is \"ref\"");
   c.gemm = NULL, c.device_id = -1;
-  REFUSED(make_context(&f, &c), BAD, "device_id is -1");
+  REFUSED(make_context(f, &c), BAD, "device_id is -1");
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == NULL) { /* otherwise cuda_device_test covers this case on fakes */
     c.device_id = 0;
-    REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "no NVIDIA driver: libcuda.so.1");
+    REFUSED(make_context(f, &c), SLUICE_E_NOT_FOUND, "no NVIDIA driver: libcuda.so.1");
   } else {
     dlclose(driver);
   }
-  REFUSES(c.device_id = 1, make_context(&f, &c), BAD, "device_id is 1");
-  REFUSES(c.release = NULL, make_context(&f, &c), BAD, "allocate and release");
-  REFUSES(c.allocate = NULL, make_context(&f, &c), BAD, "allocate and release");
-  REFUSES(c.ranks_per_node = 2, make_context(&f, &c), BAD, "ranks_per_node is 2, which does not divide the 1 ranks");
-  REFUSES(c.ranks_per_node = -1, make_context(&f, &c), BAD, "ranks_per_node is -1");
-  c = good, c.shared_memory_budget = 1000;
-  REFUSED(make_context(&f, &c), BAD, "shared_memory_budget is 1000, of which this context's share is 0");
-  REFUSES((c.shared_memory_budget = 1000, c.memory_budget = 1001), make_context(&f, &c), BAD, "share is 1001");
+  CONTEXT(c.device_id = 1, BAD, "device_id is 1");
+  CONTEXT(c.release = NULL, BAD, "allocate and release");
+  CONTEXT(c.allocate = NULL, BAD, "allocate and release");
+  CONTEXT(c.ranks_per_node = 2, BAD, "ranks_per_node is 2, which does not divide the 1 ranks");
+  CONTEXT(c.ranks_per_node = -1, BAD, "ranks_per_node is -1");
+  CONTEXT(c.shared_memory_budget = 1000, BAD, "shared_memory_budget is 1000, of which this context's share is 0");
+  CONTEXT((c.shared_memory_budget = 1000, c.memory_budget = 1001), BAD, "share is 1001");
   c.memory_budget = 1000, c.shared_host_memory_budget = 5;
-  REFUSED(make_context(&f, &c), BAD, "shared_host_memory_budget is 5, of which this context's share is 0");
-  REFUSES(c.num_layers = -1, make_context(&f, &c), BAD, "num_layers is -1");
-  REFUSES(c.gemm = "cleverness", make_context(&f, &c), BAD, "cleverness");
-  REFUSES(c.gemm = "host", make_context(&f, &c), BAD, "host");
-  c = good, c.gemm = "blas", c.gemm_library = "/nowhere/libblas.so";
-  REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "/nowhere/libblas.so");
-  c = good, c.gemm = "onednn", c.gemm_library = "/nowhere/libdnnl.so";
-  REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "/nowhere/libdnnl.so");
-  WORKS(make_context(&f, &good));
-  check_nothing_lost(&f);
-  close_fixture(&f);
+  REFUSED(make_context(f, &c), BAD, "shared_host_memory_budget is 5, of which this context's share is 0");
+  CONTEXT(c.num_layers = -1, BAD, "num_layers is -1");
+  CONTEXT(c.gemm = "cleverness", BAD, "cleverness");
+  CONTEXT(c.gemm = "host", BAD, "host");
+  CONTEXT((c.gemm = "blas", c.gemm_library = "/nowhere/libblas.so"), SLUICE_E_NOT_FOUND, "/nowhere/libblas.so");
+  CONTEXT((c.gemm = "onednn", c.gemm_library = "/nowhere/libdnnl.so"), SLUICE_E_NOT_FOUND, "/nowhere/libdnnl.so");
+  WORKS(make_context(f, &good));
   sluice_context_destroy(NULL);
 }
 
-TEST(Trace_BadArguments_AreRefused) {
-  fixture_t f;
-  open_default(&f);
+LAYER_TEST(Trace_BadArguments_AreRefused, open_default) {
   sluice_trace_event_t events[4];
   int64_t count = -1;
   REFUSED(sluice_context_trace(NULL, 4), BAD, "context is NULL");
-  REFUSED(sluice_context_trace(f.rig.context, -1), BAD, "capacity is -1");
-  REFUSED(sluice_context_trace(f.rig.context, INT64_MAX), BAD, "capacity is 9223372036854775807");
+  REFUSED(sluice_context_trace(f->rig.context, -1), BAD, "capacity is -1");
+  REFUSED(sluice_context_trace(f->rig.context, INT64_MAX), BAD, "capacity is 9223372036854775807");
   REFUSED(sluice_context_take_trace(NULL, events, 4, &count), BAD, "context");
-  REFUSED(sluice_context_take_trace(f.rig.context, NULL, 4, &count), BAD, "out_events");
-  REFUSED(sluice_context_take_trace(f.rig.context, events, 4, NULL), BAD, "out_count");
-  REFUSED(sluice_context_take_trace(f.rig.context, events, -4, &count), BAD, "negative");
-  WORKS(sluice_context_take_trace(f.rig.context, NULL, 0, &count));
+  REFUSED(sluice_context_take_trace(f->rig.context, NULL, 4, &count), BAD, "out_events");
+  REFUSED(sluice_context_take_trace(f->rig.context, events, 4, NULL), BAD, "out_count");
+  REFUSED(sluice_context_take_trace(f->rig.context, events, -4, &count), BAD, "negative");
+  WORKS(sluice_context_take_trace(f->rig.context, NULL, 0, &count));
   assert_int_equal(count, 0);
-  WORKS(sluice_context_trace(f.rig.context, 3)); /* a ring smaller than a pass keeps the newest events */
-  WORKS(rig_round(&f.rig, NULL));
-  WORKS(sluice_context_take_trace(f.rig.context, events, 4, &count));
+  WORKS(sluice_context_trace(f->rig.context, 3)); /* a ring smaller than a pass keeps the newest events */
+  WORKS(rig_round(&f->rig, NULL));
+  WORKS(sluice_context_take_trace(f->rig.context, events, 4, &count));
   assert_int_equal(count, 3);
   assert_string_equal(events[2].op, "pass");
-  WORKS(sluice_context_trace(f.rig.context, 0));
-  check_nothing_lost(&f);
-  close_fixture(&f);
+  WORKS(sluice_context_trace(f->rig.context, 0));
 }
 
 /* ---- layer ---- */
 
-TEST(MoeCreate_BadConfig_IsRefused) {
-  fixture_t f;
-  open_default(&f);
+LAYER_TEST(MoeCreate_BadConfig_IsRefused, open_default) {
   sluice_moe_t* moe = (sluice_moe_t*)(uintptr_t)1;
   sluice_moe_config_t good = rig_config(), c;
   REFUSED(sluice_moe_create(NULL, &good, &moe), BAD, "context is NULL");
   assert_null(moe);
-  REFUSED(sluice_moe_create(f.rig.context, &good, NULL), BAD, "out_moe is NULL");
-#define FIELD(member, value, text) REFUSES(c.member = (value), make_layer(&f, &c), BAD, text)
+  REFUSED(sluice_moe_create(f->rig.context, &good, NULL), BAD, "out_moe is NULL");
+#define LAYER(change, status, text) REFUSES(change, make_layer(f, &c), status, text)
+#define FIELD(member, value, text)  LAYER(c.member = (value), BAD, text)
   FIELD(model_width, 0, "model_width is 0");
   FIELD(model_width, -5, "model_width is -5");
   FIELD(model_width, (int64_t)1 << 40, "model_width is 1099511627776");
@@ -116,30 +105,29 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   FIELD(restore_input_of, open, "restore_input_of[0] is -1");
   FIELD(restore_pre_activation_of, mixed,
         "restore_pre_activation_of[1] is 2; known are keep (0), offload (1) and recompute (3)");
-  c = good, c.restore_pre_activation_of = inputs, c.num_chunks = 0;
-  REFUSED(make_layer(&f, &c), BAD, "restore_pre_activation_of names a policy for each chunk, but num_chunks is 0");
+  LAYER((c.restore_pre_activation_of = inputs, c.num_chunks = 0), BAD,
+        "restore_pre_activation_of names a policy for each chunk, but num_chunks is 0");
   const int32_t offload[] = {SLUICE_RESTORE_RECOMPUTE, SLUICE_RESTORE_OFFLOAD};
-  c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
-  REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input keep, restore_pre_activation offload");
+  LAYER((c.callback_experts = 1, c.restore_pre_activation_of = offload), SLUICE_E_UNSUPPORTED,
+        "chunk 1 has restore_input keep, restore_pre_activation offload");
   FIELD(gated, 3, "gated is 3; known are no (0), halves (1) and interleaved (2)");
   FIELD(bias, -1, "bias and callback_experts are 0 or 1, found -1");
   FIELD(callback_experts, 3, "found 1, 3");
   FIELD(swiglu_alpha, 0.0f, "swiglu_alpha is 0");
   FIELD(swiglu_limit, -1.0f, "swiglu_limit -1");
   FIELD(swiglu_offset, (float)NAN, "swiglu_offset nan");
-  REFUSES((c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU), make_layer(&f, &c), BAD, "swiglu needs a gate");
+  LAYER((c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU), BAD, "swiglu needs a gate");
   FIELD(reuse, 2, "reuse is 2; it must be 0 or 1");
   FIELD(grouping, 3, "layer 3: grouping is 3; known are adaptive (0), off (1) and on (2)");
   FIELD(lora_rank, -1, "lora_rank is -1; it must be in [0, 65535]");
   FIELD(lora_rank, 65536, "lora_rank is 65536");
-  c = good, c.lora_rank = 4, c.callback_experts = 1, c.hidden_width = 0;
-  REFUSED(make_layer(&f, &c), BAD, "lora_rank is 4, but its experts are the host's own (callback_experts)");
-  c = good, c.reuse = 1, c.restore_input = SLUICE_RESTORE_KEEP;
-  REFUSED(make_layer(&f, &c), BAD, "reuse is 1, and a policy keeps rows");
-  c = good, c.reuse = 1, c.restore_pre_activation = SLUICE_RESTORE_KEEP;
-  REFUSED(make_layer(&f, &c), BAD, "leave the policies open (-1), or set reuse to 0");
-  c = good, c.reuse = 1, c.callback_experts = 1, c.hidden_width = 0;
-  REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, "or restore_pre_activation recompute (3)");
+  LAYER((c.lora_rank = 4, c.callback_experts = 1, c.hidden_width = 0), BAD,
+        "lora_rank is 4, but its experts are the host's own (callback_experts)");
+  LAYER((c.reuse = 1, c.restore_input = SLUICE_RESTORE_KEEP), BAD, "reuse is 1, and a policy keeps rows");
+  LAYER((c.reuse = 1, c.restore_pre_activation = SLUICE_RESTORE_KEEP), BAD,
+        "leave the policies open (-1), or set reuse to 0");
+  LAYER((c.reuse = 1, c.callback_experts = 1, c.hidden_width = 0), SLUICE_E_UNSUPPORTED,
+        "or restore_pre_activation recompute (3)");
   const int32_t beyond[] = {0, 0, 1, 0}, negative[] = {0, -1, 0, 0};
   FIELD(expert_rank, beyond, "expert_rank[2] is 1; the group has 1 ranks");
   FIELD(expert_rank, negative, "expert_rank[1] is -1");
@@ -148,11 +136,10 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   FIELD(expert_slot, below, "expert_slot[1] is -1");
   FIELD(expert_slot, shared, "expert_slot puts experts 1 and 3 into slot 1 of rank 0");
   c = good, c.expert_slot = turned;
-  WORKS(make_layer(&f, &c));
-  REFUSES((c.layer_id = 77, c.top_k = 0), make_layer(&f, &c), BAD, "layer 77");
-#undef FIELD
+  WORKS(make_layer(f, &c));
+  LAYER((c.layer_id = 77, c.top_k = 0), BAD, "layer 77");
   c = good, c.callback_experts = 1, c.hidden_width = 0;
-  WORKS(make_layer(&f, &c));
+  WORKS(make_layer(f, &c));
   for (int i = 0; i < 12; ++i) { /* callback experts refuse options that they do not support */
     static const int32_t pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                              SLUICE_RESTORE_RECOMPUTE};
@@ -161,21 +148,19 @@ TEST(MoeCreate_BadConfig_IsRefused) {
     c.restore_input = i % 3, c.restore_pre_activation = pre_activation[i / 3];
     if (c.restore_pre_activation == SLUICE_RESTORE_RECOMPUTE ||
         (c.restore_input == SLUICE_RESTORE_KEEP && c.restore_pre_activation <= SLUICE_RESTORE_KEEP)) {
-      WORKS(make_layer(&f, &c));
+      WORKS(make_layer(f, &c));
       continue;
     }
     char text[96];
     snprintf(text, sizeof text,
              "or restore_pre_activation recompute (3); found restore_input %s, restore_pre_activation %s",
              input_words[i % 3], pre_activation_words[i / 3]);
-    REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, text);
+    REFUSED(make_layer(f, &c), SLUICE_E_UNSUPPORTED, text);
   }
   c = good, c.num_experts = 1 << 20; /* the largest number is created at once */
-  WORKS(make_layer(&f, &c));
+  WORKS(make_layer(f, &c));
   assert_int_equal(sluice_moe_num_local_experts(NULL), 0);
   sluice_moe_destroy(NULL);
-  check_nothing_lost(&f);
-  close_fixture(&f);
 }
 
 TEST(MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable) {
@@ -230,8 +215,8 @@ TEST(CommCreate_BadArguments_AreRefused) {
   REFUSES(c.rank = 2, sluice_comm_create_local(group, &c, &comm), BAD, "rank 2 of world_size 2");
   REFUSES(c.rank = -1, sluice_comm_create_local(group, &c, &comm), BAD, "rank -1");
   REFUSES(c.world_size = 0, sluice_comm_create_local(group, &c, &comm), BAD, "world_size 0");
-  c = good, c.world_size = 3;
-  REFUSED(sluice_comm_create_local(group, &c, &comm), BAD, "world_size is 3 in the config, 2 in the group");
+  REFUSES(c.world_size = 3, sluice_comm_create_local(group, &c, &comm), BAD,
+          "world_size is 3 in the config, 2 in the group");
   WORKS(sluice_comm_create_local(group, &good, &comm));
   REFUSED(sluice_comm_create_local(group, &good, &second), BAD, "rank 0 of this local group is taken");
   assert_null(second);

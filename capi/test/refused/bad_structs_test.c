@@ -87,60 +87,39 @@ static sluice_status_t run_with_callbacks(fixture_t* f, const void* callbacks) {
   return run_forward(f, &args);
 }
 
-TEST(Structs_WrongSizeOrDirtyTail_IsAbiError) {
-  fixture_t f;
-  open_default(&f);
+#define CHECK_STRUCT(good, type, oldest, call) check_struct(f, good, sizeof(type), oldest, #type, call)
+
+LAYER_TEST(Structs_WrongSizeOrDirtyTail_IsAbiError, open_default) {
   DEFAULTS(sluice_context_config, context);
   context.gemm = "ref";
-  check_struct(&f, &context, sizeof context, offsetof(sluice_context_config_t, memory_budget),
-               "sluice_context_config_t", make_context);
-  check_struct(&f, &f.rig.config, sizeof f.rig.config, offsetof(sluice_moe_config_t, restore_input),
-               "sluice_moe_config_t", make_layer);
+  CHECK_STRUCT(&context, sluice_context_config_t, offsetof(sluice_context_config_t, memory_budget), make_context);
+  CHECK_STRUCT(&f->rig.config, sluice_moe_config_t, offsetof(sluice_moe_config_t, restore_input), make_layer);
   DEFAULTS(sluice_comm_config, comm);
-  check_struct(&f, &comm, sizeof comm, offsetof(sluice_comm_config_t, timeout_ns), "sluice_comm_config_t", make_comm);
-  rig_reset(&f.rig);
-  check_struct(&f, &f.rig.forward, sizeof f.rig.forward, offsetof(sluice_moe_forward_args_t, save_is_counted),
-               "sluice_moe_forward_args_t", run_forward);
-  check_struct(&f, &f.rig.backward, sizeof f.rig.backward, sizeof f.rig.backward, "sluice_moe_backward_args_t",
-               run_backward);
-  check_struct(&f, &f.rig.param_table, sizeof f.rig.param_table, offsetof(sluice_expert_tensors_t, la1),
-               "sluice_expert_tensors_t", run_with_params);
-  check_struct(&f, &f.rig.grad_table, sizeof f.rig.grad_table, offsetof(sluice_expert_tensors_t, la1),
-               "sluice_expert_tensors_t", run_with_grads);
-  check_nothing_lost(&f);
-  close_fixture(&f);
+  CHECK_STRUCT(&comm, sluice_comm_config_t, offsetof(sluice_comm_config_t, timeout_ns), make_comm);
+  CHECK_STRUCT(&f->rig.forward, sluice_moe_forward_args_t, offsetof(sluice_moe_forward_args_t, save_is_counted),
+               run_forward);
+  CHECK_STRUCT(&f->rig.backward, sluice_moe_backward_args_t, sizeof f->rig.backward, run_backward);
+  const size_t adapters = offsetof(sluice_expert_tensors_t, la1);
+  CHECK_STRUCT(&f->rig.param_table, sluice_expert_tensors_t, adapters, run_with_params);
+  CHECK_STRUCT(&f->rig.grad_table, sluice_expert_tensors_t, adapters, run_with_grads);
 }
 
-TEST(ExpertStructs_WrongSizeOrDirtyTail_IsAbiError) {
-  fixture_t f;
-  sluice_moe_config_t config = rig_config();
-  config.callback_experts = 1;
-  open_with(&f, &config);
-  rig_reset(&f.rig);
-  check_struct(&f, &f.rig.callbacks, sizeof f.rig.callbacks, sizeof f.rig.callbacks, "sluice_expert_callbacks_t",
-               run_with_callbacks);
-  check_nothing_lost(&f);
-  close_fixture(&f);
+LAYER_TEST(ExpertStructs_WrongSizeOrDirtyTail_IsAbiError, open_callbacks) {
+  CHECK_STRUCT(&f->rig.callbacks, sluice_expert_callbacks_t, sizeof f->rig.callbacks, run_with_callbacks);
 }
 
-TEST(Structs_UnknownExtension_IsNamed) {
-  fixture_t f;
-  open_default(&f);
+LAYER_TEST(Structs_UnknownExtension_IsNamed, open_default) {
   DEFAULTS(sluice_context_config, context);
   context.next = &stranger;
-  REFUSED(make_context(&f, &context), SLUICE_E_ABI, "4711");
+  REFUSED(make_context(f, &context), SLUICE_E_ABI, "4711");
   sluice_moe_config_t config = rig_config();
   config.next = &stranger;
-  REFUSED(make_layer(&f, &config), SLUICE_E_ABI, "4711");
+  REFUSED(make_layer(f, &config), SLUICE_E_ABI, "4711");
   DEFAULTS(sluice_comm_config, comm);
   comm.next = &stranger;
-  REFUSED(make_comm(&f, &comm), BAD, "4711");
-  f.rig.forward.next = &stranger;
-  FORWARD_REFUSED(&f, SLUICE_E_ABI, "4711");
-  sluice_step_t* step = fresh_step(&f);
-  f.rig.backward.next = &stranger;
-  BACKWARD_REFUSED(&f, step, SLUICE_E_ABI, "4711");
-  close_fixture(&f);
+  REFUSED(make_comm(f, &comm), BAD, "4711");
+  FORWARD_REFUSED(f, f->rig.forward.next = &stranger, SLUICE_E_ABI, "4711");
+  BACKWARD_REFUSED(f, f->rig.backward.next = &stranger, SLUICE_E_ABI, "4711");
 }
 
 /* init must never write beyond the given size. */
@@ -162,27 +141,23 @@ TEST(Init_ShortOrNull_WritesOnlyThatMuch) {
   }
 }
 
-TEST(Stats_WrongSize_IsAbiErrorAndShortIsFilled) {
-  fixture_t f;
-  open_default(&f);
+LAYER_TEST(Stats_WrongSize_IsAbiErrorAndShortIsFilled, open_default) {
   wide_t w;
   memset(&w, 0, sizeof w);
-  REFUSED(sluice_context_get_stats(f.rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
+  REFUSED(sluice_context_get_stats(f->rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
   w.struct_size = (size_t)0xeeeeeeeeeeeeu;
-  REFUSED(sluice_context_get_stats(f.rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
+  REFUSED(sluice_context_get_stats(f->rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
   memset(&w, 0xee, sizeof w);
   w.struct_size = 24; /* ends after peak_bytes */
-  WORKS(sluice_context_get_stats(f.rig.context, 0, &w.stats));
+  WORKS(sluice_context_get_stats(f->rig.context, 0, &w.stats));
   assert_int_equal(w.struct_size, 24);
   assert_true(w.stats.peak_bytes >= w.stats.current_bytes && w.stats.current_bytes > 0);
   for (size_t i = 24; i < sizeof w; ++i) assert_int_equal(w.bytes[i], 0xee);
   memset(&w, 0xee, sizeof w);
   w.struct_size = sizeof w; /* as from a newer header */
-  WORKS(sluice_context_get_stats(f.rig.context, 0, &w.stats));
+  WORKS(sluice_context_get_stats(f->rig.context, 0, &w.stats));
   assert_string_equal(w.stats.gemm, "ref");
   for (size_t i = sizeof w.stats; i < sizeof w; ++i) assert_int_equal(w.bytes[i], 0);
   REFUSED(sluice_context_get_stats(NULL, 0, &w.stats), BAD, "context is NULL");
-  REFUSED(sluice_context_get_stats(f.rig.context, 0, NULL), BAD, "out_stats is NULL");
-  check_nothing_lost(&f);
-  close_fixture(&f);
+  REFUSED(sluice_context_get_stats(f->rig.context, 0, NULL), BAD, "out_stats is NULL");
 }

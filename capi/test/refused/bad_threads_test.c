@@ -46,31 +46,25 @@ static int32_t call_from_inside(void* user, int32_t chunk, int32_t expert, int64
   return 0;
 }
 
-TEST(Context_SecondThreadInside_IsBusy) {
+LAYER_TEST(Context_SecondThreadInside_IsBusy, open_callbacks) {
   static const char* const names[] = {"sluice_moe_forward", "sluice_moe_backward", "sluice_moe_create",
                                       "sluice_context_get_stats", "sluice_context_take_trace"};
-  fixture_t f;
-  sluice_moe_config_t config = rig_config();
-  config.callback_experts = 1;
-  open_with(&f, &config);
-  busy_t busy = {.f = &f, .step = fresh_step(&f)};
-  rig_reset(&f.rig);
-  sluice_expert_callbacks_t callbacks = f.rig.callbacks;
+  busy_t busy = {.f = f, .step = fresh_step(f)};
+  rig_reset(&f->rig);
+  sluice_expert_callbacks_t callbacks = f->rig.callbacks;
   callbacks.user = &busy, callbacks.forward = call_from_inside;
-  f.rig.forward.callbacks = &callbacks;
+  f->rig.forward.callbacks = &callbacks;
   sluice_step_t* step = NULL;
-  WORKS(rig_forward(&f.rig, &step));
+  WORKS(rig_forward(&f->rig, &step));
   for (int i = 0; i < 5; ++i) {
     assert_int_equal(busy.status[i], SLUICE_E_BUSY);
     assert_non_null(strstr(busy.message[i], names[i]));
   }
-  rig_reset(&f.rig);
-  WORKS(rig_backward(&f.rig, step));
-  WORKS(rig_backward(&f.rig, busy.step)); /* the refused step is unchanged */
+  rig_reset(&f->rig);
+  WORKS(rig_backward(&f->rig, step));
+  WORKS(rig_backward(&f->rig, busy.step)); /* the refused step is unchanged */
   sluice_step_drop(step);
   sluice_step_drop(busy.step);
-  check_nothing_lost(&f);
-  close_fixture(&f);
 }
 
 #define CHILD_WANTS(condition) \
@@ -114,9 +108,7 @@ static void child_main(fixture_t* f, sluice_step_t* step, sluice_local_group_t* 
   _exit(0);
 }
 
-TEST(Fork_HandlesInTheChild_AreInert) {
-  fixture_t f;
-  open_default(&f);
+LAYER_TEST(Fork_HandlesInTheChild_AreInert, open_default) {
   sluice_local_group_t* group = NULL;
   sluice_comm_t* comm = NULL;
   DEFAULTS(sluice_comm_config, comm_config);
@@ -124,25 +116,22 @@ TEST(Fork_HandlesInTheChild_AreInert) {
   WORKS(sluice_local_group_create(2, &group));
   WORKS(sluice_comm_create_local(group, &comm_config, &comm));
   saved_t saved = {.refuse = -1};
-  rig_reset(&f.rig);
-  f.rig.forward.save = save, f.rig.forward.save_user = &saved;
+  f->rig.forward.save = save, f->rig.forward.save_user = &saved;
   sluice_step_t* step = NULL;
-  WORKS(rig_forward(&f.rig, &step));
+  WORKS(rig_forward(&f->rig, &step));
   fflush(NULL);
   pid_t child = fork();
   assert_true(child >= 0);
-  if (child == 0) child_main(&f, step, group, comm, &saved);
+  if (child == 0) child_main(f, step, group, comm, &saved);
   int status = 0;
   assert_int_equal(waitpid(child, &status, 0), child);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
     fail_msg("child: %s %d (line %% 200 + 1)", WIFEXITED(status) ? "exit" : "signal",
              WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
   }
-  WORKS(rig_backward(&f.rig, step));
+  WORKS(rig_backward(&f->rig, step));
   sluice_step_drop(step);
-  check_nothing_lost(&f);
   sluice_comm_destroy(comm);
   sluice_local_group_destroy(group);
   free_saved(&saved);
-  close_fixture(&f);
 }

@@ -27,6 +27,7 @@ void open_with(fixture_t* f, const sluice_moe_config_t* config) {
     WORKS(warm_backward(f, SLUICE_BACKWARD_BOTH, 0));
   }
   WORKS(rig_round(&f->rig, &f->digest));
+  rig_reset(&f->rig);
   f->live_bytes = atomic_load(&f->rig.heap.live_bytes);
 }
 
@@ -35,15 +36,23 @@ void open_default(fixture_t* f) {
   open_with(f, &config);
 }
 
+void open_callbacks(fixture_t* f) {
+  sluice_moe_config_t config = rig_config();
+  config.callback_experts = 1;
+  open_with(f, &config);
+}
+
 void check_nothing_lost(fixture_t* f) {
   uint64_t digest = 0;
   assert_int_equal(atomic_load(&f->rig.heap.live_bytes), f->live_bytes);
   WORKS(rig_round(&f->rig, &digest));
   assert_true(digest == f->digest);
+  rig_reset(&f->rig);
   assert_int_equal(atomic_load(&f->rig.heap.live_bytes), f->live_bytes);
 }
 
 void close_fixture(fixture_t* f) {
+  check_nothing_lost(f);
   rig_close(&f->rig);
   assert_int_equal(atomic_load(&f->rig.heap.live_bytes), 0);
   assert_int_equal(atomic_load(&f->rig.heap.live_blocks), 0);

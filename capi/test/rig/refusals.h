@@ -17,31 +17,49 @@ typedef struct fixture_s {
   int64_t live_bytes;
 } fixture_t;
 
-/* Opens a layer and runs every kind of pass once, since memory that the context keeps (schedules, slots) is no leak. */
+/* Opens a layer and runs every kind of pass once, since memory that the context keeps (schedules, slots) is no leak.
+ * Leaves the rig reset, as check_nothing_lost and the macros below do. */
 void open_with(fixture_t* f, const sluice_moe_config_t* config);
 void open_default(fixture_t* f);
+void open_callbacks(fixture_t* f);
 /* Checks after an error that nothing leaked and that a valid step has the same bits as before. */
 void check_nothing_lost(fixture_t* f);
+/* Also checks that nothing was lost. */
 void close_fixture(fixture_t* f);
-/* Runs a forward and returns its step. */
+/* Resets the rig, runs a forward and returns its step. */
 sluice_step_t* fresh_step(fixture_t* f);
 
-#define FORWARD_REFUSED(f, status, text)                   \
+/* A case with a fixture `f`, which `open` opens. */
+#define LAYER_TEST(name, open)         \
+  static void name##_of(fixture_t* f); \
+  TEST(name) {                         \
+    fixture_t f;                       \
+    open(&f);                          \
+    name##_of(&f);                     \
+    close_fixture(&f);                 \
+  }                                    \
+  static void name##_of(fixture_t* f)
+
+/* A forward is refused after a change, which is an expression. */
+#define FORWARD_REFUSED(f, change, status, text)           \
   do {                                                     \
     sluice_step_t* step_ = (sluice_step_t*)(uintptr_t)1;   \
+    change;                                                \
     REFUSED(rig_forward(&(f)->rig, &step_), status, text); \
     assert_null(step_);                                    \
     check_nothing_lost(f);                                 \
   } while (0)
 
-/* Takes a fresh step; a correct backward must still accept it after the error. */
-#define BACKWARD_REFUSED(f, step, status, text)           \
-  do {                                                    \
-    REFUSED(rig_backward(&(f)->rig, step), status, text); \
-    rig_reset(&(f)->rig);                                 \
-    WORKS(rig_backward(&(f)->rig, step));                 \
-    sluice_step_drop(step);                               \
-    check_nothing_lost(f);                                \
+/* The backward of a fresh step is refused after a change; a correct backward must still accept the step. */
+#define BACKWARD_REFUSED(f, change, status, text)          \
+  do {                                                     \
+    sluice_step_t* step_ = fresh_step(f);                  \
+    change;                                                \
+    REFUSED(rig_backward(&(f)->rig, step_), status, text); \
+    rig_reset(&(f)->rig);                                  \
+    WORKS(rig_backward(&(f)->rig, step_));                 \
+    sluice_step_drop(step_);                               \
+    check_nothing_lost(f);                                 \
   } while (0)
 
 /* Creates a context from this config and destroys it; make_layer does the same with a layer. */

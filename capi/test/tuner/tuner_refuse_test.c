@@ -58,11 +58,11 @@ TEST(BadConfig_IsRefusedByName) {
   DEFAULTS(sluice_tuner_config, c);
   assert_int_equal(sluice_context_tune(context, &c), SLUICE_OK);
   c.mode = 3;
-  REFUSED(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT, "mode is 3");
+  REFUSED(sluice_context_tune(context, &c), BAD, "mode is 3");
   c.mode = SLUICE_TUNER_MODEL;
-  REFUSED(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT, "needs a machine");
+  REFUSED(sluice_context_tune(context, &c), BAD, "needs a machine");
   c.mode = 0, c.reserved = 1;
-  assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
+  REFUSED(sluice_context_tune(context, &c), BAD, "reserved");
   int32_t count = -1;
   assert_int_equal(sluice_context_decisions(context, NULL, 1, &count), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_context_decisions(context, NULL, 0, &count), SLUICE_OK);

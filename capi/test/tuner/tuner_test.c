@@ -107,43 +107,6 @@ TEST(SizesInTurn_EachRunsItsOwnN) {
   }
 }
 
-/* One of three sizes is known from a file; the other sizes still race their own candidates. */
-TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
-  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
-  w->steps = 40;
-  run_and_agree(w);
-  const char* layer = strstr(w->written[0], "\"layer\"");
-  assert_non_null(layer);
-  char text[128]; /* with even routing, the number of rows is that of tokens */
-  snprintf(text, sizeof text, "{\"sluice_decisions\": 3, \"answers\": [{%.27s, \"rows\": 32, \"num_chunks\": 1}]}",
-           layer);
-  w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
-  w->import[0] = w->import[1] = text;
-  w->changes = 1, w->steps = 452; /* the last forward receives a report of the largest size */
-  run_and_agree(w);
-  assert_true(w->settled[0]);
-  int32_t raced = 0;
-  for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
-    const sluice_tuner_decision_t* d = &w->decisions[0][i];
-    raced |= d->rows >= 256 && d->why == SLUICE_WHY_RACED && d->num_raced >= 2;
-  }
-  assert_true(raced);
-}
-
-/* More layers of a kind than forwards that a race waits for. The result of a trial arrives two forwards later, after
- * each of the other layers has also asked. */
-TEST(ManyLayersOfAKind_TheirRaceRunsItsCourse) {
-  for (int32_t budget = 0; budget <= 1; ++budget) {
-    tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
-    w->layers = 72, w->steps = 24, w->budget = budget ? 64 << 20 : 0;
-    run_and_agree(w);
-    assert_true(w->settled[0] && w->num_decisions[0] >= 1);
-    const sluice_tuner_decision_t* d = &w->decisions[0][0];
-    assert_int_equal(d->why, SLUICE_WHY_RACED);
-    assert_true(d->num_raced >= 2 && d->seconds > 0 && d->runner_up_chunks > 0);
-  }
-}
-
 /* All ranks run the same choices and every kind of layer is decided, whatever a host does between the steps of a race.
  * Under a budget this excludes layers that live for seven steps, since each plans from the times seen so far. */
 TEST(AnySequenceOfCalls_RanksStayTogether) {
@@ -291,36 +254,14 @@ TEST(FixedChunks_NothingOpen_NothingIsAsked) {
   }
 }
 
-/* At any fixed n both weight-gradient modes run, and the faster mode stays. */
-TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
-  static const struct {
-    int32_t mode, machine;
-  } cases[] = {
-      {SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1}, {SLUICE_TUNER_MODEL, 1}};
-  static const int32_t chunks[] = {4, 2, 5, 20}; /* candidates of the search for n, and a number that is no candidate */
-  for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; ++i) {
-    const int32_t mode = cases[i % 4].mode, has_machine = cases[i % 4].machine, n = chunks[(i + i / 4) % 4];
-    tuner_world_t* w = tuner_world(2, mode, has_machine);
-    w->num_chunks = n, w->steps = 40;
-    run_and_agree(w);
-    for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], n);
-    assert_true(w->settled[0] && w->num_decisions[0] >= 1);
-    const sluice_tuner_decision_t* d = &w->decisions[0][0];
-    assert_int_equal(d->num_chunks, n);
-    if (!has_machine) assert_true(d->why == SLUICE_WHY_RACED && d->num_raced == 2);
-    if (has_machine) assert_true(d->predicted_seconds > 0);
-    if (mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
-    printf("mode %d, machine %d: weight gradients %s at n = %d (%s, %d raced)\n", mode, has_machine,
-           d->wgrad_mode == SLUICE_WGRAD_DEFERRED ? "deferred" : "per chunk", n, sluice_tuner_why_name(d->why),
-           d->num_raced);
-  }
-}
-
-/* A decision for an n that is no candidate is read back from a file; layers with another n ignore it. */
-TEST(FixedChunks_DecisionOfAFile_StandsForThatN) {
+/* At a fixed n, here one that is no candidate, both weight-gradient modes run. The decision is read back from a file;
+ * layers with another n ignore it. */
+TEST(FixedChunks_OpenMode_IsRacedAndStandsInAFileForThatN) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->num_chunks = 5, w->steps = 40;
   run_and_agree(w);
+  for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], 5);
+  assert_true(w->settled[0] && w->decisions[0][0].why == SLUICE_WHY_RACED && w->decisions[0][0].num_raced == 2);
   assert_non_null(strstr(w->written[0], "\"num_chunks\": 5"));
   int32_t mode = w->decisions[0][w->num_decisions[0] - 1].wgrad_mode;
   char* text = strdup(w->written[0]);

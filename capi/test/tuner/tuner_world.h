@@ -5,7 +5,7 @@
 #include "sluice/sluice.h"
 
 #define MAX_RANKS  4
-#define MAX_LAYERS 96
+#define MAX_LAYERS 2
 #define M          16
 #define H          32
 

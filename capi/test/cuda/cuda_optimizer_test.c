@@ -88,23 +88,18 @@ TEST(Config_ThatCannotBe_IsRefusedByName) {
   rig_t rig;
   open_rig(&rig);
   sluice_optimizer_t* optimizer = NULL;
-  sluice_optimizer_config_t config = com_config_of(rig.context);
-  config.device_bucket = 0;
-  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "buckets of 0");
-  config.device_bucket = -1;
-  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "buckets of -1");
-  config.device_bucket = INT64_MAX;
-  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "buckets of 9223372036854775807");
-  config = com_config_of(rig.context);
-  for (config.device_num_slots = 0; config.device_num_slots <= 3; config.device_num_slots += 3) {
-    REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "slots");
-  }
-  config = com_config_of(rig.context);
-  config.arithmetic = SLUICE_OPTIMIZER_ROUNDED;
-  REFUSED(sluice_optimizer_create(&config, &optimizer), SLUICE_E_UNSUPPORTED, "updates on a device are exact");
-  config = com_config_of(rig.context);
-  sluice_fake_cuda_refuse(0);
-  REFUSED(sluice_optimizer_create(&config, &optimizer), SLUICE_E_NO_MEMORY, "buckets on the device");
+  sluice_optimizer_config_t config;
+#define REFUSES(change, status, text)          \
+  config = com_config_of(rig.context), change; \
+  REFUSED(sluice_optimizer_create(&config, &optimizer), status, text)
+  REFUSES(config.device_bucket = 0, BAD, "buckets of 0");
+  REFUSES(config.device_bucket = -1, BAD, "buckets of -1");
+  REFUSES(config.device_bucket = INT64_MAX, BAD, "buckets of 9223372036854775807");
+  REFUSES(config.device_num_slots = 0, BAD, "slots");
+  REFUSES(config.device_num_slots = 3, BAD, "slots");
+  REFUSES(config.arithmetic = SLUICE_OPTIMIZER_ROUNDED, SLUICE_E_UNSUPPORTED, "updates on a device are exact");
+  REFUSES(sluice_fake_cuda_refuse(0), SLUICE_E_NO_MEMORY, "buckets on the device");
+#undef REFUSES
   assert_null(optimizer);
   close_rig(&rig);
 
@@ -122,24 +117,19 @@ TEST(Step_OnADevice_RefusesByNameWhatItDoesNotDo) {
   rig_t rig;
   open_rig(&rig);
   com_model_t *m = open_model(rig.context), *untouched = fill_model(NULL);
-  m->args.max_norm = 1.0;
-  REFUSED(com_step(m), SLUICE_E_UNSUPPORTED, "max_norm");
-  m->args.max_norm = 0.0;
-  m->args.file = (sluice_optimizer_file_t*)(uintptr_t)8; /* rejected before it is dereferenced */
-  REFUSED(com_step(m), SLUICE_E_UNSUPPORTED, "file");
-  m->args.file = NULL;
-  m->tensors[1].grad = m->master;
-  REFUSED(com_step(m), BAD, "tensor 0 of group 1: grad");
-  m->tensors[1].grad = (const uint16_t*)m->grad + COM_COUNT_A;
-  m->tensors[0].master = NULL;
-  REFUSED(com_step(m), BAD, "tensor 0 of group 0: master");
-  m->tensors[0].master = m->master;
-  m->tensors[0].param = untouched->param;
-  REFUSED(com_step(m), BAD, "tensor 0 of group 0: param");
-  m->tensors[0].param = m->param;
-  m->tensors[0].step = 0;
-  REFUSED(com_step(m), BAD, "tensor 0 of group 0 is at step 0");
-  m->tensors[0].step = 1;
+  const com_model_t good = *m;
+#define REFUSES(field, value, status, text) \
+  m->field = (value);                       \
+  REFUSED(com_step(m), status, text);       \
+  m->field = good.field
+  REFUSES(args.max_norm, 1.0, SLUICE_E_UNSUPPORTED, "max_norm");
+  /* A file is rejected before it is dereferenced. */
+  REFUSES(args.file, (sluice_optimizer_file_t*)(uintptr_t)8, SLUICE_E_UNSUPPORTED, "file");
+  REFUSES(tensors[1].grad, m->master, BAD, "tensor 0 of group 1: grad");
+  REFUSES(tensors[0].master, NULL, BAD, "tensor 0 of group 0: master");
+  REFUSES(tensors[0].param, untouched->param, BAD, "tensor 0 of group 0: param");
+  REFUSES(tensors[0].step, 0, BAD, "tensor 0 of group 0 is at step 0");
+#undef REFUSES
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_STATE, "captured");
   sluice_fake_graph_t* graph = NULL;

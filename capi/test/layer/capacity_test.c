@@ -192,17 +192,15 @@ TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   DEFAULTS(sluice_capacity_report, report);
   assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_STATE);
   good.exchange_mode = SLUICE_EXCHANGE_CAPACITY, good.capacity_rows = 4;
-  c = good, c.exchange_mode = 2;
-  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "exchange_mode is 2; known are exact (0) and capacity (1)");
-  c = good, c.exchange_mode = SLUICE_EXCHANGE_EXACT;
-  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "capacity_rows is 4, but exchange_mode is exact");
-  c = good, c.capacity_rows = 0;
-  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT,
-                "capacity_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
-  c = good, c.capacity_rows = INT64_MAX;
-  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
-  c = good, c.chunking = 2;
-  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "chunking is 2; known are adaptive (0) and tokens (1)");
+#define REFUSES(field, value, text) \
+  c = good, c.field = (value);      \
+  refuses_layer(&rig, &c, BAD, text)
+  REFUSES(exchange_mode, 2, "exchange_mode is 2; known are exact (0) and capacity (1)");
+  REFUSES(exchange_mode, SLUICE_EXCHANGE_EXACT, "capacity_rows is 4, but exchange_mode is exact");
+  REFUSES(capacity_rows, 0, "capacity_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
+  REFUSES(capacity_rows, INT64_MAX, "it must be in [1, 268435455]");
+  REFUSES(chunking, 2, "chunking is 2; known are adaptive (0) and tokens (1)");
+#undef REFUSES
   assert_int_equal(rig_swap_layer(&rig, &good), SLUICE_OK);
   sluice_dispatch_t* dispatch = NULL;
   REFUSED(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),

@@ -126,18 +126,16 @@ TEST(Packed_ConfigsThatDoNotFit_Refused) {
   WORKS(rig_open(&rig, NULL, &good));
   sluice_moe_config_t c = layer_config(9);
   refuses_layer(&rig, &c, BAD, "weight_format is 9; known are plain (0)");
-  c = layer_config(SLUICE_WEIGHTS_MXFP4), c.hidden_width = 48;
-  refuses_layer(&rig, &c, BAD, "w2: a width of 48, but mxfp4");
-  c = layer_config(SLUICE_WEIGHTS_INT4), c.model_width = 63;
-  refuses_layer(&rig, &c, BAD, "w1: a width of 63, but int4");
-  c = layer_config(SLUICE_WEIGHTS_FP8), c.weight_block = 96;
-  refuses_layer(&rig, &c, BAD, "blocks of 96 columns, but those of fp8");
-  c = layer_config(SLUICE_WEIGHTS_INT8), c.weight_block = 48;
-  refuses_layer(&rig, &c, BAD, "blocks of 48 columns");
-  c = layer_config(SLUICE_WEIGHTS_PLAIN), c.weight_block = 32;
-  refuses_layer(&rig, &c, BAD, "weight_block is 32, but weight_format is");
-  c = layer_config(SLUICE_WEIGHTS_FP8), c.callback_experts = 1;
-  refuses_layer(&rig, &c, BAD, "but callback experts have weights");
+#define REFUSES(format, field, value, text)                   \
+  c = layer_config(SLUICE_WEIGHTS_##format), c.field = value; \
+  refuses_layer(&rig, &c, BAD, text)
+  REFUSES(MXFP4, hidden_width, 48, "w2: a width of 48, but mxfp4");
+  REFUSES(INT4, model_width, 63, "w1: a width of 63, but int4");
+  REFUSES(FP8, weight_block, 96, "blocks of 96 columns, but those of fp8");
+  REFUSES(INT8, weight_block, 48, "blocks of 48 columns");
+  REFUSES(PLAIN, weight_block, 32, "weight_block is 32, but weight_format is");
+  REFUSES(FP8, callback_experts, 1, "but callback experts have weights");
+#undef REFUSES
   rig_close(&rig);
 }
 

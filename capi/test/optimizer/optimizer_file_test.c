@@ -181,17 +181,15 @@ TEST(BadArguments_AreRefusedByName) {
   sluice_optimizer_file_t* none = NULL;
   REFUSED(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "File exists");
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_BUSY, "has it open");
-  config.step = -2;
-  REFUSED(sluice_optimizer_file_open(&config, &none), BAD, "step is -2");
-  config.step = -1, config.reserved = 1;
-  REFUSED(sluice_optimizer_file_open(&config, &none), BAD, "reserved is 1");
-  config.reserved = 0, config.path = NULL;
-  REFUSED(sluice_optimizer_file_open(&config, &none), BAD, "path is NULL");
-  config.path = "/nowhere/at/all";
-  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "there is no file /nowhere/at/all");
+#define OPEN_REFUSED(field, value, status, text) \
+  config = config_of(m), config.field = (value); \
+  REFUSED(sluice_optimizer_file_open(&config, &none), status, text)
+  OPEN_REFUSED(step, -2, BAD, "step is -2");
+  OPEN_REFUSED(reserved, 1, BAD, "reserved is 1");
+  OPEN_REFUSED(path, NULL, BAD, "path is NULL");
+  OPEN_REFUSED(path, "/nowhere/at/all", SLUICE_E_NOT_FOUND, "there is no file /nowhere/at/all");
   REFUSED(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "/nowhere/at/all");
-  config.path = "/proc/self/exe";
-  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_EXTERNAL, "opening it");
+  OPEN_REFUSED(path, "/proc/self/exe", SLUICE_E_EXTERNAL, "opening it");
   assert_null(none);
   REFUSED(sluice_optimizer_file_load(m->file, m->list, 1), SLUICE_E_MISMATCH,
           "the file has 4 tensors, the optimizer has 2");
@@ -209,9 +207,8 @@ TEST(BadArguments_AreRefusedByName) {
   step_model(m, 1);
   step_model(other, 1);
   expect_states(m, other);
-  config.path = m->path, config.step = 9;
   close_file(m);
-  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "does not have step 9");
+  OPEN_REFUSED(step, 9, SLUICE_E_NOT_FOUND, "does not have step 9");
   sluice_optimizer_file_close(NULL);
   close_model(m);
   close_model(other);

@@ -50,11 +50,14 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   model_t* m = open_one();
   const states_t before = m->s;
   const model_t good = *m;
-#define TENSOR(field, value, text)                                         \
-  m->tensors[0].field = (value);                                           \
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
-  m->tensors[0] = good.tensors[0];                                         \
+#define STEP_REFUSES(of, field, value, status, text)                          \
+  m->of.field = (value);                                                      \
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), status, text); \
+  m->of = good.of;                                                            \
   check_unchanged(m, &before)
+#define TENSOR(field, value, text) STEP_REFUSES(tensors[0], field, value, BAD, text)
+#define GROUP(field, value, text)  STEP_REFUSES(groups[0], field, value, BAD, text)
+#define ARGS(field, value, text)   STEP_REFUSES(args, field, value, BAD, text)
   TENSOR(count, -1, "tensor 0 of group 0 has count -1");
   TENSOR(count, (INT64_C(1) << 48) + 1, "has count 281474976710657; give 0 to 2^48");
   TENSOR(count, INT64_MAX, "has count 9223372036854775807; give 0 to 2^48");
@@ -65,11 +68,6 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   TENSOR(exp_avg_sq, NULL, "exp_avg_sq is NULL");
   TENSOR(param_dtype, SLUICE_DTYPE_F64, "param_dtype is f64");
   TENSOR(grad_dtype, 99, "grad_dtype is unknown (99)");
-#define GROUP(field, value, text)                                          \
-  m->groups[0].field = (value);                                            \
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
-  m->groups[0].field = good.groups[0].field;                               \
-  check_unchanged(m, &before)
   GROUP(lr, -1.0, "lr is -1");
   GROUP(lr, NAN, "lr is nan");
   GROUP(beta1, 1.0, "beta1 is 1");
@@ -81,24 +79,15 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   GROUP(num_tensors, -1, "num_tensors -1");
   GROUP(reserved, 7, "reserved is 7");
   GROUP(tensors, NULL, "array is NULL");
-#define ARGS(field, value, text)                                           \
-  m->args.field = (value);                                                 \
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, text); \
-  m->args.field = good.args.field;                                         \
-  check_unchanged(m, &before)
   ARGS(loss_scale, 0.0, "loss_scale is 0");
   ARGS(max_norm, -1.0, "max_norm is -1");
   ARGS(num_groups, -1, "num_groups is -1");
-  m->args.groups = NULL;
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "groups is NULL");
-  m->args.groups = m->list;
+  ARGS(groups, NULL, "groups is NULL");
   ARGS(reserved, 1, "reserved is 1");
   m->list[0] = NULL;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "group 0 is NULL");
   m->list[0] = &m->groups[0];
-  m->groups[0].struct_size = 1;
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_ABI, "sluice_optimizer_group_t");
-  m->groups[0].struct_size = sizeof m->groups[0];
+  STEP_REFUSES(groups[0], struct_size, 1, SLUICE_E_ABI, "sluice_optimizer_group_t");
   REFUSED(sluice_optimizer_step(NULL, &m->args, NULL), BAD, "optimizer is NULL");
   REFUSED(sluice_optimizer_create(NULL, NULL), BAD, "out_optimizer is NULL");
   check_unchanged(m, &before);

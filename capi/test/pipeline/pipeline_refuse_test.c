@@ -135,32 +135,27 @@ TEST(Arguments_Wrong_AreRefused) {
   sluice_pipeline_callbacks_t callbacks = {.struct_size = sizeof callbacks, .forward = do_nothing};
   DEFAULTS(sluice_pipeline_config, config);
   sluice_pipeline_t* pipeline = NULL;
-  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
-  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, NULL), bad, "out_pipeline is NULL");
-  REFUSED(sluice_pipeline_create(NULL, NULL, &callbacks, NULL, &pipeline), bad, "sluice_pipeline_config_t");
-  REFUSED(sluice_pipeline_create(&config, NULL, NULL, NULL, &pipeline), bad, "sluice_pipeline_callbacks_t");
-  config.struct_size = 8;
-  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_E_ABI, "config_t");
-  config.struct_size = sizeof config;
-  config.reserved = 1;
-  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "reserved");
-  config.reserved = 0;
-  config.separate_wgrad = 1;
-  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "weight_grad is NULL");
-  config.separate_wgrad = -1;
-  callbacks.forward = NULL;
-  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "forward is NULL");
-  callbacks.forward = do_nothing;
-  assert_int_equal(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_OK);
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, NULL), BAD, "out_pipeline is NULL");
+  REFUSED(sluice_pipeline_create(NULL, NULL, &callbacks, NULL, &pipeline), BAD, "sluice_pipeline_config_t");
+  REFUSED(sluice_pipeline_create(&config, NULL, NULL, NULL, &pipeline), BAD, "sluice_pipeline_callbacks_t");
+#define REFUSES(field, value, usual, status, text)                                           \
+  field = (value);                                                                           \
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), status, text); \
+  field = (usual)
+  REFUSES(config.struct_size, 8, sizeof config, SLUICE_E_ABI, "config_t");
+  REFUSES(config.reserved, 1, 0, BAD, "reserved");
+  REFUSES(config.separate_wgrad, 1, -1, BAD, "weight_grad is NULL");
+  REFUSES(callbacks.forward, NULL, do_nothing, BAD, "forward is NULL");
+  WORKS(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline));
   DEFAULTS(sluice_pipeline_batch, batch);
   void* kept = NULL;
   int64_t count = 0;
   sluice_stage_tensors_t none = {.num_tensors = 0};
-  REFUSED(sluice_pipeline_run_batch(NULL, &batch), bad, "pipeline is NULL");
-  REFUSED(sluice_pipeline_run_batch(pipeline, NULL), bad, "sluice_pipeline_batch_t");
-  REFUSED(sluice_pipeline_run_batch(pipeline, &batch), bad, "backward is NULL");
-  REFUSED(sluice_pipeline_keep(pipeline, &none, &kept), bad, "of the callback that runs");
-  REFUSED(sluice_pipeline_get_events(pipeline, NULL, 3, &count), bad, "capacity is 3");
+  REFUSED(sluice_pipeline_run_batch(NULL, &batch), BAD, "pipeline is NULL");
+  REFUSED(sluice_pipeline_run_batch(pipeline, NULL), BAD, "sluice_pipeline_batch_t");
+  REFUSED(sluice_pipeline_run_batch(pipeline, &batch), BAD, "backward is NULL");
+  REFUSED(sluice_pipeline_keep(pipeline, &none, &kept), BAD, "of the callback that runs");
+  REFUSED(sluice_pipeline_get_events(pipeline, NULL, 3, &count), BAD, "capacity is 3");
   batch.forward_only = 1;
   assert_int_equal(sluice_pipeline_run_batch(pipeline, &batch), SLUICE_OK);
   sluice_pipeline_abort(pipeline);

@@ -17,27 +17,25 @@ TEST(Plan_BadInput_IsNamed) {
   WORKS(rig_open(&l, NULL, &layer));
   sluice_plan_t* plan = NULL;
   DEFAULTS(sluice_plan_config, config);
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "max_tokens is 0");
-  config.max_tokens = 64, config.max_outstanding = 0;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "max_outstanding is 0");
-  config.max_outstanding = 4, config.num_chunks = 300;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "num_chunks is 300");
-  config.num_chunks = 0, config.restore_pre_activation = SLUICE_RESTORE_REDISPATCH;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD, "restore_pre_activation is 2");
-  config.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+  config.max_tokens = 64, config.max_outstanding = 4;
+  const sluice_plan_config_t good = config;
+#define REFUSES(field, value, status, text)                         \
+  config.field = (value);                                           \
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), status, text); \
+  config = good
+  REFUSES(max_tokens, 0, BAD, "max_tokens is 0");
+  REFUSES(max_outstanding, 0, BAD, "max_outstanding is 0");
+  REFUSES(num_chunks, 300, BAD, "num_chunks is 300");
+  REFUSES(restore_pre_activation, SLUICE_RESTORE_REDISPATCH, BAD, "restore_pre_activation is 2");
   const int32_t list[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
-  config.restore_pre_activation_of = list;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), BAD,
-          "plan: restore_pre_activation_of names a policy for each chunk");
-  config.restore_pre_activation_of = NULL;
+  REFUSES(restore_pre_activation_of, list, BAD, "plan: restore_pre_activation_of names a policy for each chunk");
+  REFUSES(memory_budget, 1000, SLUICE_E_OVER_BUDGET,
+          "no plan fits the memory budget of 1000 bytes (1.0 KiB): the leanest (n = ");
+#undef REFUSES
   REFUSED(sluice_plan_create(NULL, &config, &plan), BAD, "moe is NULL");
   REFUSED(sluice_plan_create(l.moe, &config, NULL), BAD, "out_plan is NULL");
-  config.memory_budget = 1000;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET,
-          "no plan fits the memory budget of 1000 bytes (1.0 KiB): the leanest (n = ");
   assert_null(plan);
 
-  config.memory_budget = 0;
   WORKS(sluice_plan_create(l.moe, &config, &plan));
   int32_t count = 0;
   sluice_plan_candidate_t lines[512];

@@ -161,34 +161,33 @@ TEST(BadChunks_EveryField_IsRefusedByName) {
   sluice_planner_choice_t c = four;
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
-#define PREDICT_REFUSED(status, text) REFUSED(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), status, text)
-  w.kept_chunks = 5;
-  PREDICT_REFUSED(BAD, "kept_chunks is 5; it must be in [1, num_chunks = 4], or 0 for all");
-  w.kept_chunks = -1;
-  PREDICT_REFUSED(BAD, "kept_chunks is -1");
-  w.kept_chunks = 3;
-  PREDICT_REFUSED(BAD, "kept_chunks is 3 of 4 and there is no budget");
+#define REFUSES(change, status, text) \
+  (void)(change);                     \
+  REFUSED(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), status, text)
+  REFUSES(w.kept_chunks = 5, BAD, "kept_chunks is 5; it must be in [1, num_chunks = 4], or 0 for all");
+  REFUSES(w.kept_chunks = -1, BAD, "kept_chunks is -1");
+  REFUSES(w.kept_chunks = 3, BAD, "kept_chunks is 3 of 4 and there is no budget");
   w.memory_budget = 1u << 30;
   REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), BAD,
           "kept_chunks is 3, but each candidate has its own number: set it to 0");
-  w.callback_experts = 1;
-  PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "callback experts keep their rows in all of 4 chunks, not in 3");
-  w = new_workload(), w.may_keep_part = 2;
-  PREDICT_REFUSED(BAD, "may_keep_part is 2; it is 0 or 1");
-  w = new_workload(), w.restore_input_of = bad;
-  PREDICT_REFUSED(BAD, "workload: restore_input_of[2] is 7; known are");
-  w.restore_input_of = good, w.callback_experts = 1;
-  PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input redispatch, restore_pre_activation keep");
-  w = new_workload(), w.restore_pre_activation_of = good;
-  PREDICT_REFUSED(BAD, "workload: restore_pre_activation_of[1] is 2; known are");
+  REFUSES(w.callback_experts = 1, SLUICE_E_UNSUPPORTED,
+          "callback experts keep their rows in all of 4 chunks, not in 3");
+  w = new_workload();
+  REFUSES(w.may_keep_part = 2, BAD, "may_keep_part is 2; it is 0 or 1");
+  w = new_workload();
+  REFUSES(w.restore_input_of = bad, BAD, "workload: restore_input_of[2] is 7; known are");
+  REFUSES((w.restore_input_of = good, w.callback_experts = 1), SLUICE_E_UNSUPPORTED,
+          "chunk 1 has restore_input redispatch, restore_pre_activation keep");
+  w = new_workload();
+  REFUSES(w.restore_pre_activation_of = good, BAD, "workload: restore_pre_activation_of[1] is 2; known are");
   w = new_workload(), w.restore_input_of = good;
   REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), BAD,
           "restore_input_of names a policy for each chunk, but num_chunks is 0");
-  w = new_workload(), c.restore_input = SLUICE_RESTORE_BY_CHUNK;
-  PREDICT_REFUSED(BAD,
-                  "restore_input is 255; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");
-  c = four, c.restore_pre_activation = SLUICE_RESTORE_BY_CHUNK;
-  PREDICT_REFUSED(BAD, "restore_pre_activation is 255");
+  w = new_workload();
+  REFUSES(c.restore_input = SLUICE_RESTORE_BY_CHUNK, BAD,
+          "restore_input is 255; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");
+  c = four;
+  REFUSES(c.restore_pre_activation = SLUICE_RESTORE_BY_CHUNK, BAD, "restore_pre_activation is 255");
 }
 
 int main(void) { return run_cases(planner_open, planner_close); }

@@ -429,11 +429,8 @@ TEST(Stages_BadProblems_AreRefusedByNameAndChangeNothing) {
   s.problem.field = (value);        \
   REFUSED(plan(&s, 0), BAD, text);  \
   s.problem.field = good.problem.field
-  PROBLEM(num_layers, 0, "num_layers is 0");
   PROBLEM(layers, NULL, "layers NULL");
   PROBLEM(num_stages, 5, "no stage stays empty");
-  PROBLEM(num_micro_batches, 0, "num_micro_batches is 0");
-  PROBLEM(schedule, 3, "schedule is 3");
   PROBLEM(reserved, 3, "reserved is 3");
 #undef PROBLEM
   REFUSED(sluice_planner_stages(NULL, &s.result), BAD, "sluice_planner_problem_t is NULL");

@@ -215,23 +215,21 @@ TEST(Swap_FileThatIsCut_IsToldAndTheNextBatchRuns) {
 
 TEST(Swap_WrongCalls_AreRefusedByName) {
   sluice_swap_t* swap = NULL;
-  sluice_swap_config_t config = config_of(NULL, 0);
-  REFUSED(sluice_swap_create(&config, &swap), BAD, "budget_bytes is 0");
-  config = config_of("/no/such/folder/x", 1);
-  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "/no/such/folder/x: creating the file");
-  config = config_of("", 1);
-  REFUSED(sluice_swap_create(&config, &swap), BAD, "path is empty");
-  config = config_of(NULL, 1), config.num_layers = 0;
-  REFUSED(sluice_swap_create(&config, &swap), BAD, "num_layers is 0");
-  config = config_of(NULL, 1), config.bytes_per_second = -1;
-  REFUSED(sluice_swap_create(&config, &swap), BAD, "bytes_per_second is -1");
+  sluice_swap_config_t config;
+#define REFUSES(change, status, text)  \
+  config = config_of(NULL, 1), change; \
+  REFUSED(sluice_swap_create(&config, &swap), status, text)
+  REFUSES(config.budget_bytes = 0, BAD, "budget_bytes is 0");
+  REFUSES(config.path = "/no/such/folder/x", SLUICE_E_EXTERNAL, "/no/such/folder/x: creating the file");
+  REFUSES(config.path = "", BAD, "path is empty");
+  REFUSES(config.num_layers = 0, BAD, "num_layers is 0");
+  REFUSES(config.bytes_per_second = -1, BAD, "bytes_per_second is -1");
   REFUSED(sluice_swap_create(&config, NULL), BAD, "out_swap is NULL");
   FILE* there = fopen(path, "w"); /* an existing file stays unchanged */
   assert_non_null(there);
   fputs("mine", there);
   fclose(there);
-  config = config_of(path, 1);
-  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "File exists");
+  REFUSES(config.path = path, SLUICE_E_EXTERNAL, "File exists");
   assert_int_equal(unlink(path), 0);
   sluice_swap_destroy(NULL);
 

@@ -110,58 +110,6 @@ def test_link_short_message_after_a_pause_takes_its_time() -> None:
     assert min(took)[0] > 0.9 * (8 * total / 200e6 - 1e-3), took
 
 
-ALLOWED = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'  # like the real command, without the namespace
-REFUSALS = {
-    "namespaces": (
-        {"unshare": "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"},
-        "a network namespace could not be made (unshare: unshare failed: Operation not permitted)",
-    ),
-    "veth": (
-        {"unshare": ALLOWED, "nsenter": ALLOWED, "ip": "echo 'RTNETLINK answers: Not supported' >&2; exit 2"},
-        "type veth peer name eth0 netns",
-    ),
-    "tc": (
-        {
-            "unshare": ALLOWED,
-            "nsenter": ALLOWED,
-            "ip": "exit 0",
-            "tc": "echo 'Error: Specified qdisc kind is unknown.' >&2; exit 2",
-        },
-        "failed (Error: Specified qdisc kind is unknown.)",
-    ),
-}
-
-
-def _stand_ins(folder: Path, commands: dict[str, str]) -> None:
-    """Writes `sh` scripts with these texts, to come first in PATH; the other tools get a script that fails."""
-    for name in ("ip", "tc", "unshare", "nsenter"):
-        text = commands.get(name, f"echo 'the stand-in of {name} was not to be called' >&2; exit 1")
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-
-
-@pytest.mark.parametrize("user", [False, True])
-@pytest.mark.parametrize("what", REFUSALS)
-def test_link_refused_runs_over_loopback_and_says_why(
-    what: str, user: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container may forbid one of the steps; no holder remains then."""
-    commands, words = REFUSALS[what]
-    _stand_ins(tmp_path, commands)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    before = set(_children(os.getpid()))
-    said, lines = [], []
-    argv = [sys.executable, "-c", "import os; print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])"]
-    outcome = run_ranks(
-        argv, rate="200mbit", sink=lambda _rank, line: lines.append(line), announce=said.append, user=user
-    )
-    assert (outcome.status, outcome.link) == (0, "loopback"), outcome
-    assert lines == ["127.0.0.1 lo"] * 2
-    assert len(said) == 1 and said[0].startswith("No shaped link, the ranks talk over plain loopback: "), said
-    assert words in said[0]
-    assert set(_children(os.getpid())) <= before
-
-
 def test_link_tools_missing_runs_over_loopback_and_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may lack iproute2."""
     monkeypatch.setenv("PATH", str(tmp_path))

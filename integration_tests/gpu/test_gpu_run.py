@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the GPU harness, as far as possible without a GPU: its lists, its build, its errors. Tests that need a GPU skip
-with a message."""
+"""Tests the GPU harness without a GPU: its lists, its build, its errors, and all of its programs on fakes."""
 
 import importlib.machinery
 import importlib.util

@@ -39,7 +39,7 @@ def may_use(text):
     return {"backend/" + name for name in re.split(r", ", stated.group(1))} - {"backend/nothing of backend"}
 
 
-def _room(folder, texts):
+def _folder(folder, texts):
     while folder and folder not in texts:
         folder = os.path.dirname(folder)
     return folder
@@ -52,13 +52,13 @@ def violations(texts, edges):
         allowed[package] = may_use(text)
         if allowed[package] is None:
             found.append(
-                f"{package}/BUILD: begin with a comment that says what the room is, then `May use: base, ...`."
+                f"{package}/BUILD: begin with a comment that says what the folder is, then `May use: base, ...`."
             )
     for edge in sorted(set(edges)):
-        source, target = _room(edge.source, texts), _room(edge.target, texts)
-        rooms = allowed.get(source)
-        if edge.is_test or layering.is_test_package(edge.source) or not target or source == target or rooms is None:
+        source, target = _folder(edge.source, texts), _folder(edge.target, texts)
+        folders = allowed.get(source)
+        if edge.is_test or layering.is_test_package(edge.source) or not target or source == target or folders is None:
             continue
-        if rooms != "all" and target not in rooms:
+        if folders != "all" and target not in folders:
             found.append(f"{source}/BUILD does not say that it may use {target} ({edge.why})")
     return found

@@ -30,10 +30,10 @@ def test_Tests_LieNextToTheFolderThatTheyTest(root):
     found = layering.misplaced_tests(edges)
     assert not found, "\n".join(found)
     stale = layering.ASKING - {(edge.why.split(" ")[0], layering._area(edge.target)[0]) for edge in edges}
-    assert not stale, f"no longer ask such a room: {sorted(stale)}"
+    assert not stale, f"no longer ask such a folder: {sorted(stale)}"
 
 
-def test_Rooms_SayWhatTheyAreAndWhomTheyUse(root):
+def test_Folders_SayWhatTheyAreAndWhomTheyUse(root):
     texts = build_comments.build_files(root)
     assert {"backend/base", "backend/comm/nccl", "backend/cts/comm"} <= set(texts)
     found = build_comments.violations(texts, layering.bazel_edges(root) + layering.include_edges(root))
@@ -86,19 +86,19 @@ def test_PlantedEdge_IsFound(edge):
     assert len(layering.violations([Edge("backend/comm", "backend/base"), edge])) == 1
 
 
-def test_PlantedTestAwayFromItsRoom_IsFound():
+def test_PlantedTestAwayFromItsFolder_IsFound():
     file, header = "capi/test/x_test.c", "backend/moe/routing/binding.h"
     edge = Edge(os.path.dirname(file), os.path.dirname(header), True, f"{file} includes {header}")
     assert layering.misplaced_tests([edge]) == [f"{file} includes {header}: a test of backend/moe belongs there"]
 
 
-def test_PlantedUseThatTheRoomDoesNotState_IsFound():
-    room = '# A room.\n# May use: base,\n# comm/host.\nsluice_cc_library(\n    name = "x",\n)\n'
+def test_PlantedUseThatTheFolderDoesNotState_IsFound():
+    folder = '# A folder.\n# May use: base,\n# comm/host.\nsluice_cc_library(\n    name = "x",\n)\n'
     texts = {
-        "backend/base": room,
-        "backend/comm": room,
-        "backend/x": room,
-        "backend/y": room.replace("May use", "Uses"),
+        "backend/base": folder,
+        "backend/comm": folder,
+        "backend/x": folder,
+        "backend/y": folder.replace("May use", "Uses"),
     }
     edges = [Edge("backend/x", "backend/base"), Edge("backend/x/kernels", "backend/comm", why="x.c includes comm.h")]
     unsaid, silent = build_comments.violations(texts, edges)[::-1]

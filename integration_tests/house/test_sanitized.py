@@ -14,7 +14,7 @@ def lines() -> list[tuple[str, str]]:
     return [(config, target) for config, target in words]
 
 
-def rooms() -> set[str]:
+def folders() -> set[str]:
     """Returns the packages with tests or fuzz targets."""
     command = ["git", "ls-files", "--", "*BUILD"]
     files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
@@ -22,21 +22,23 @@ def rooms() -> set[str]:
     return {"//" + str(Path(path).parent) for path in files if macro.search((ROOT / path).read_text())}
 
 
-def covers(target: str, room: str) -> bool:
+def covers(target: str, folder: str) -> bool:
     package, dots, _ = target.partition("/...")
-    return room == package.split(":")[0] or (bool(dots) and room.startswith(package + "/"))
+    return folder == package.split(":")[0] or (bool(dots) and folder.startswith(package + "/"))
 
 
-def test_Rooms_WithTestsOfC_RunUnderSanitizersEveryDayOrSayWhyNot() -> None:
+def test_Folders_WithTestsOfC_RunUnderSanitizersEveryDayOrSayWhyNot() -> None:
     """The list must have every folder: with the smallest suite that covers it, or as one that only --full runs."""
     asked = [(config, target) for config, target in lines() if config in ("asan_ubsan", "full")]
-    forgotten = sorted(room for room in rooms() if not any(covers(target, room) for _, target in asked))
+    forgotten = sorted(folder for folder in folders() if not any(covers(target, folder) for _, target in asked))
     assert forgotten == []
     daily = [target for config, target in asked if config == "asan_ubsan"]
-    assert [room for config, room in asked if config == "full" and any(covers(target, room) for target in daily)] == []
+    assert [
+        folder for config, folder in asked if config == "full" and any(covers(target, folder) for target in daily)
+    ] == []
 
 
-def test_Lines_Each_NameARoomThatIsThere() -> None:
-    there = rooms()
+def test_Lines_Each_NameAFolderThatIsThere() -> None:
+    there = folders()
     assert {config for config, _ in lines()} == {"asan_ubsan", "tsan", "full"}
-    assert [target for _, target in lines() if not any(covers(target, room) for room in there)] == []
+    assert [target for _, target in lines() if not any(covers(target, folder) for folder in there)] == []

@@ -179,6 +179,9 @@ WRAP(int, fstat, (int fd, struct stat* out), (fd, out), EIO, -1)
 WRAP(int, rename, (const char* from, const char* to), (from, to), EIO, -1)
 WRAP(int, unlink, (const char* path), (path), EIO, -1)
 WRAP(int, mkdir, (const char* path, mode_t mode), (path, mode), ENOSPC, -1)
+WRAP(int, ioctl, (int fd, unsigned long request, void* argument), (fd, request, argument), EINVAL, -1)
+/* A library fails to load, as if it did not exist. */
+WRAP(void*, dlopen, (const char* path, int flags), (path, flags), 0, NULL)
 
 int __real_open(const char* path, int flags, ...);
 int __wrap_open(const char* path, int flags, ...);
@@ -192,56 +195,22 @@ int __wrap_open(const char* path, int flags, ...) {
   return -1;
 }
 
-int __real_ioctl(int fd, unsigned long request, void* argument);
-int __wrap_ioctl(int fd, unsigned long request, void* argument);
-int __wrap_ioctl(int fd, unsigned long request, void* argument) {
-  if (!fails_at("ioctl", __builtin_return_address(0))) return __real_ioctl(fd, request, argument);
-  errno = EINVAL;
-  return -1;
-}
+/* Wraps `int name(parameter)`, which closes even when it fails: Linux has then released the descriptor. */
+#define WRAP_CLOSE(name, parameter, argument, error, value)             \
+  int __real_##name parameter;                                          \
+  int __wrap_##name parameter;                                          \
+  int __wrap_##name parameter {                                         \
+    const int32_t fails = fails_at(#name, __builtin_return_address(0)); \
+    const int result = __real_##name(argument);                         \
+    if (!fails) return result;                                          \
+    errno = (error);                                                    \
+    return (value);                                                     \
+  }
 
-/* A library fails to load, as if it did not exist. */
-void* __real_dlopen(const char* path, int flags);
-void* __wrap_dlopen(const char* path, int flags);
-void* __wrap_dlopen(const char* path, int flags) {
-  return fails_at("dlopen", __builtin_return_address(0)) ? NULL : __real_dlopen(path, flags);
-}
-
-/* close closes the descriptor even when it fails: Linux has then released it. */
-int __real_close(int fd);
-int __wrap_close(int fd);
-int __wrap_close(int fd) {
-  const int32_t fails = fails_at("close", __builtin_return_address(0));
-  const int result = __real_close(fd);
-  if (!fails) return result;
-  errno = EIO;
-  return -1;
-}
-
-int __real_fclose(FILE* file);
-int __wrap_fclose(FILE* file);
-int __wrap_fclose(FILE* file) {
-  const int32_t fails = fails_at("fclose", __builtin_return_address(0));
-  const int result = __real_fclose(file);
-  if (!fails) return result;
-  errno = ENOSPC;
-  return EOF;
-}
+WRAP_CLOSE(close, (int fd), fd, EIO, -1)
+WRAP_CLOSE(fclose, (FILE * file), file, ENOSPC, EOF)
 
 /* ---- allocations ------------------------------------------------------------------------------------------------- */
-
-void* __real_malloc(size_t bytes);
-void* __wrap_malloc(size_t bytes);
-void* __wrap_malloc(size_t bytes) {
-  return allocation_fails("malloc", __builtin_return_address(0)) ? NULL : __real_malloc(bytes);
-}
-
-void* __real_aligned_alloc(size_t alignment, size_t bytes);
-void* __wrap_aligned_alloc(size_t alignment, size_t bytes);
-void* __wrap_aligned_alloc(size_t alignment, size_t bytes) {
-  if (allocation_fails("aligned_alloc", __builtin_return_address(0))) return NULL;
-  return __real_aligned_alloc(alignment, bytes);
-}
 
 /* Fails like an allocator's limit, so that the test finds a caller that returns NO_MEMORY without asking. */
 static void* refuse(const char* what, uint64_t bytes) {
@@ -249,16 +218,18 @@ static void* refuse(const char* what, uint64_t bytes) {
   return NULL;
 }
 
-void* __real_sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
-void* __wrap_sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
-void* __wrap_sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
-  if (allocation_fails("sluice_alloc", __builtin_return_address(0))) return refuse(what, bytes);
-  return __real_sluice_alloc(allocator, bytes, what);
-}
+/* Wraps `void* name(parameters)`. A failing allocation returns `failure`. */
+#define WRAP_ALLOCATION(name, parameters, arguments, failure)                   \
+  void* __real_##name parameters;                                               \
+  void* __wrap_##name parameters;                                               \
+  void* __wrap_##name parameters {                                              \
+    if (allocation_fails(#name, __builtin_return_address(0))) return (failure); \
+    return __real_##name arguments;                                             \
+  }
 
-void* __real_sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
-void* __wrap_sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
-void* __wrap_sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what) {
-  if (allocation_fails("sluice_alloc_zeroed", __builtin_return_address(0))) return refuse(what, bytes);
-  return __real_sluice_alloc_zeroed(allocator, bytes, what);
-}
+WRAP_ALLOCATION(malloc, (size_t bytes), (bytes), NULL)
+WRAP_ALLOCATION(aligned_alloc, (size_t alignment, size_t bytes), (alignment, bytes), NULL)
+WRAP_ALLOCATION(sluice_alloc, (sluice_allocator_t * allocator, uint64_t bytes, const char* what),
+                (allocator, bytes, what), refuse(what, bytes))
+WRAP_ALLOCATION(sluice_alloc_zeroed, (sluice_allocator_t * allocator, uint64_t bytes, const char* what),
+                (allocator, bytes, what), refuse(what, bytes))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* System calls and allocations that a test makes fail. The linker's --wrap redirects the library's calls here
- * (capi/test/BUILD lists the same names). The place of a system call is its address in the code; the place of an
+ * (capi/test/nth/BUILD lists the same names). The place of a system call is its address in the code; the place of an
  * allocation is its call stack. */
 #pragma once
 

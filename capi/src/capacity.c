@@ -58,10 +58,8 @@ static sluice_status_t take(sluice_moe_t* moe, sluice_stream_t stream, sluice_ca
 
 sluice_status_t sluice_moe_take_capacity_report(sluice_moe_t* moe, sluice_stream_t stream,
                                                 sluice_capacity_report_t* out_report) {
-  if (moe == NULL || out_report == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_take_capacity_report: %s is NULL",
-                       moe == NULL ? "moe" : "out_report");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(moe != NULL && out_report != NULL, "sluice_moe_take_capacity_report: %s is NULL",
+                            moe == NULL ? "moe" : "out_report"));
   SLUICE_TRY(sluice_struct_check_size(out_report, "sluice_capacity_report_t"));
   sluice_capacity_report_t report;
   sluice_capacity_report_init(&report, sizeof report);

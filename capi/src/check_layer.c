@@ -27,37 +27,28 @@ sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t
                                   int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->shape.config.model_width};
   SLUICE_TRY(check_tensor(moe, tensor, name, moe->shape.config.dtype, 2, shape, 1));
-  if (tensor->shape[0] > 0 && tensor->shape[1] > 1 && sluice_tensor_stride(tensor, 1) != 1) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)",
-                       name, (long long)sluice_tensor_stride(tensor, 1));
-  }
-  if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride of dim 0 is %lld; it may not be negative", name,
-                       (long long)sluice_tensor_stride(tensor, 0));
-  }
-  return SLUICE_OK;
+  SLUICE_TRY(SLUICE_REQUIRE(tensor->shape[0] <= 0 || tensor->shape[1] <= 1 || sluice_tensor_stride(tensor, 1) == 1,
+                            "%s: the stride of dim 1 is %lld; rows must be contiguous (stride 1)", name,
+                            (long long)sluice_tensor_stride(tensor, 1)));
+  return SLUICE_REQUIRE(tensor->shape[0] <= 1 || sluice_tensor_stride(tensor, 0) >= 0,
+                        "%s: the stride of dim 0 is %lld; it may not be negative", name,
+                        (long long)sluice_tensor_stride(tensor, 0));
 }
 
 sluice_status_t sluice_check_out_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                       int64_t num_tokens) {
   SLUICE_TRY(sluice_check_rows(moe, tensor, name, num_tokens));
-  if (tensor->shape[0] > 1 && sluice_tensor_stride(tensor, 0) < moe->shape.config.model_width) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)", name,
-                       (long long)sluice_tensor_stride(tensor, 0), (long long)moe->shape.config.model_width);
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(tensor->shape[0] <= 1 || sluice_tensor_stride(tensor, 0) >= moe->shape.config.model_width,
+                        "%s: the stride of dim 0 is %lld; rows that are written may not overlap (>= %lld)", name,
+                        (long long)sluice_tensor_stride(tensor, 0), (long long)moe->shape.config.model_width);
 }
 
 sluice_status_t sluice_check_ids(const sluice_moe_t* moe, const sluice_tensor_t* tensor, int64_t num_tokens) {
   const int64_t shape[] = {num_tokens, moe->shape.config.top_k};
   SLUICE_TRY(check_tensor(moe, tensor, "expert_ids", 0, 2, shape, 1));
   int32_t dtype = sluice_tensor_dtype(tensor);
-  if (dtype != SLUICE_DTYPE_I32 && dtype != SLUICE_DTYPE_I64) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "expert_ids: dtype is %s; ids are i32 or i64",
-                       sluice_dtype_name(dtype));
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(dtype == SLUICE_DTYPE_I32 || dtype == SLUICE_DTYPE_I64,
+                        "expert_ids: dtype is %s; ids are i32 or i64", sluice_dtype_name(dtype));
 }
 
 sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
@@ -111,35 +102,28 @@ static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t*
   snprintf(label, sizeof label, "%s[%d]", name, e);
   SLUICE_TRY(check_tensor(moe, &tensors[e], label, gradients ? 0 : moe->shape.config.dtype, ndim, shape, e == 0));
   int32_t dtype = sluice_tensor_dtype(&tensors[e]);
-  if (dtype != moe->shape.config.dtype && dtype != SLUICE_DTYPE_F32) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; gradients are %s like the layer, or f32", label,
-                       sluice_dtype_name(dtype), sluice_dtype_name(moe->shape.config.dtype));
-  }
-  if (dtype != sluice_tensor_dtype(&tensors[0])) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind", label,
-                       sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0])));
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(dtype == moe->shape.config.dtype || dtype == SLUICE_DTYPE_F32,
+                            "%s: dtype is %s; gradients are %s like the layer, or f32", label, sluice_dtype_name(dtype),
+                            sluice_dtype_name(moe->shape.config.dtype)));
+  SLUICE_TRY(SLUICE_REQUIRE(dtype == sluice_tensor_dtype(&tensors[0]),
+                            "%s: dtype is %s, but that of %s[0] is %s; one dtype per kind", label,
+                            sluice_dtype_name(dtype), name, sluice_dtype_name(sluice_tensor_dtype(&tensors[0]))));
   int64_t first = sluice_tensor_stride(&tensors[e], 0), second = ndim == 2 ? sluice_tensor_stride(&tensors[e], 1) : 1;
-  if (ndim == 1 && shape[0] > 1 && first != 1) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride is %lld; it must be 1", label, (long long)first);
-  }
-  if (ndim == 2 && !sluice_is_matrix(shape, first, second)) {
-    return SLUICE_FAIL(
-        SLUICE_E_INVALID_ARGUMENT,
-        "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
-        "dimension",
-        label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
-  }
-  return SLUICE_OK;
+  SLUICE_TRY(SLUICE_REQUIRE(ndim != 1 || shape[0] <= 1 || first == 1, "%s: the stride is %lld; it must be 1", label,
+                            (long long)first));
+  return SLUICE_REQUIRE(
+      ndim != 2 || sluice_is_matrix(shape, first, second),
+      "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
+      "dimension",
+      label, (long long)shape[0], (long long)shape[1], (long long)first, (long long)second);
 }
 
 static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name,
                                    int32_t ndim, const int64_t* shape, int gradients) {
   if (tensors == NULL && gradients) return SLUICE_OK; /* not wanted */
-  if (tensors == NULL && moe->shape.num_local > 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL; this layer's config needs it (%d tensors)",
-                       moe->shape.config.layer_id, name, moe->shape.num_local);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(tensors != NULL || moe->shape.num_local == 0,
+                            "layer %d: %s is NULL; this layer's config needs it (%d tensors)",
+                            moe->shape.config.layer_id, name, moe->shape.num_local));
   for (int32_t e = 0; e < moe->shape.num_local; ++e) {
     if (e > 0 && is_like_first(&tensors[e], &tensors[0], ndim, shape)) continue;
     SLUICE_TRY(check_one(moe, tensors, e, name, ndim, shape, gradients));
@@ -149,9 +133,7 @@ static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_
 
 static sluice_status_t read_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
                                     sluice_expert_tensors_t* out) {
-  if (experts == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", moe->shape.config.layer_id, name);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(experts != NULL, "layer %d: %s is NULL", moe->shape.config.layer_id, name));
   memset(out, 0, sizeof *out);
   return sluice_struct_copy(out, sizeof *out, experts, offsetof(sluice_expert_tensors_t, la1),
                             "sluice_expert_tensors_t");
@@ -245,15 +227,13 @@ static sluice_status_t check_factor(const sluice_moe_t* moe, const sluice_tensor
     snprintf(label, sizeof label, "params.%s[%d]", name, e);
     SLUICE_TRY(check_tensor(moe, &tensors[e], label, e == 0 ? 0 : sluice_tensor_dtype(&tensors[0]), 2, shape, 0));
     const int32_t dtype = sluice_tensor_dtype(&tensors[e]);
-    if (dtype != c->dtype && dtype != SLUICE_DTYPE_F32) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; adapters are %s like the layer, or f32", label,
-                         sluice_dtype_name(dtype), sluice_dtype_name(c->dtype));
-    }
-    if (sluice_tensor_stride(&tensors[e], 0) < 0 || sluice_tensor_stride(&tensors[e], 1) < 0) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the strides are %lld, %lld; none may be negative", label,
-                         (long long)sluice_tensor_stride(&tensors[e], 0),
-                         (long long)sluice_tensor_stride(&tensors[e], 1));
-    }
+    SLUICE_TRY(SLUICE_REQUIRE(dtype == c->dtype || dtype == SLUICE_DTYPE_F32,
+                              "%s: dtype is %s; adapters are %s like the layer, or f32", label,
+                              sluice_dtype_name(dtype), sluice_dtype_name(c->dtype)));
+    SLUICE_TRY(SLUICE_REQUIRE(sluice_tensor_stride(&tensors[e], 0) >= 0 && sluice_tensor_stride(&tensors[e], 1) >= 0,
+                              "%s: the strides are %lld, %lld; none may be negative", label,
+                              (long long)sluice_tensor_stride(&tensors[e], 0),
+                              (long long)sluice_tensor_stride(&tensors[e], 1)));
   }
   return SLUICE_OK;
 }
@@ -271,24 +251,19 @@ static sluice_status_t check_rank(const sluice_moe_t* moe, const char* name, int
 static sluice_status_t check_adapter(const sluice_moe_t* moe, const adapter_t* it, const adapter_t* before) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (it->a == NULL && it->b == NULL) return SLUICE_OK;
-  if (c->lora_rank == 0) {
-    return SLUICE_FAIL(
-        SLUICE_E_INVALID_ARGUMENT,
-        "layer %d: params.%s is given, but lora_rank is 0: create the layer with the largest rank of its "
-        "adapters",
-        c->layer_id, it->a != NULL ? it->a_name : it->b_name);
-  }
-  if ((it->a == NULL && !it->shares) || it->b == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: params.%s is given, but %s is NULL: an adapter has both factors", c->layer_id,
-                       it->a != NULL ? it->a_name : it->b_name, it->a != NULL ? it->b_name : it->a_name);
-  }
-  if (!it->shares && (!isfinite(it->scale) || it->scale == 0)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: params.%s is %g; it must be finite and not 0: pass NULL for an adapter that adds "
-                       "nothing",
-                       c->layer_id, it->scale_name, (double)it->scale);
-  }
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->lora_rank != 0,
+                     "layer %d: params.%s is given, but lora_rank is 0: create the layer with the largest rank of its "
+                     "adapters",
+                     c->layer_id, it->a != NULL ? it->a_name : it->b_name));
+  SLUICE_TRY(SLUICE_REQUIRE((it->a != NULL || it->shares) && it->b != NULL,
+                            "layer %d: params.%s is given, but %s is NULL: an adapter has both factors", c->layer_id,
+                            it->a != NULL ? it->a_name : it->b_name, it->a != NULL ? it->b_name : it->a_name));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(it->shares || (isfinite(it->scale) && it->scale != 0),
+                     "layer %d: params.%s is %g; it must be finite and not 0: pass NULL for an adapter that adds "
+                     "nothing",
+                     c->layer_id, it->scale_name, (double)it->scale));
   if (moe->shape.num_local == 0) return SLUICE_OK;
   const sluice_tensor_t* a = it->shares ? before->a : it->a;
   const int64_t any[] = {-1, it->columns};
@@ -308,11 +283,9 @@ static sluice_status_t check_adapter(const sluice_moe_t* moe, const adapter_t* i
 
 static sluice_status_t check_adapters(const sluice_moe_t* moe, const sluice_expert_tensors_t* params) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (c->gated != SLUICE_GATED_HALVES && (params->la3 != NULL || params->lb3 != NULL)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: params.%s is given, but only a layer with gated halves has a w3", c->layer_id,
-                       params->la3 != NULL ? "la3" : "lb3");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(c->gated == SLUICE_GATED_HALVES || (params->la3 == NULL && params->lb3 == NULL),
+                            "layer %d: params.%s is given, but only a layer with gated halves has a w3", c->layer_id,
+                            params->la3 != NULL ? "la3" : "lb3"));
   adapter_t adapters[NUM_ADAPTERS];
   adapters_of(moe, params, NULL, adapters);
   for (int i = 0; i < NUM_ADAPTERS; ++i) SLUICE_TRY(check_adapter(moe, &adapters[i], &adapters[0]));
@@ -333,11 +306,9 @@ static sluice_status_t check_grad_factor(const sluice_moe_t* moe, const sluice_t
                                          const sluice_tensor_t* gradient, const char* name) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (gradient == NULL) return SLUICE_OK;
-  if (of == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: grad_params.%s is given, but params.%s is NULL: there is nothing to differentiate",
-                       c->layer_id, name, name);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(
+      of != NULL, "layer %d: grad_params.%s is given, but params.%s is NULL: there is nothing to differentiate",
+      c->layer_id, name, name));
   if (moe->shape.num_local == 0) return SLUICE_OK;
   char label[64];
   snprintf(label, sizeof label, "grad_params.%s", name);
@@ -373,11 +344,9 @@ sluice_status_t sluice_check_gradients(const sluice_moe_t* moe, const sluice_exp
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks) {
   sluice_expert_callbacks_t known;
   SLUICE_TRY(sluice_struct_copy(&known, sizeof known, callbacks, sizeof known, "sluice_expert_callbacks_t"));
-  if (known.forward == NULL || known.backward == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: callback experts need both callbacks, %s is NULL",
-                       moe->shape.config.layer_id, known.forward == NULL ? "forward" : "backward");
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(known.forward != NULL && known.backward != NULL,
+                        "layer %d: callback experts need both callbacks, %s is NULL", moe->shape.config.layer_id,
+                        known.forward == NULL ? "forward" : "backward");
 }
 
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream) {

@@ -72,16 +72,14 @@ static int is_bytes(const sluice_tensor_t* t, int32_t format) {
 static sluice_status_t check_rows(const sluice_tensor_t* t, const char* name, const sluice_context_t* context,
                                   int64_t rows, int64_t cols) {
   const int is_cpu = context == NULL || context->device_type == SLUICE_DEVICE_CPU;
-  if (is_cpu && t->device_type != SLUICE_DEVICE_CPU) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: device_type is %d, want %d (CPU): copy it to the host", name,
-                       t->device_type, (int)SLUICE_DEVICE_CPU);
-  }
-  if (!is_cpu && (t->device_type != context->device_type || t->device_id != context->device_id)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "%s: device_type is %d and device_id %d, want %d and %d, as the layer's context has: copy it "
-                       "there",
-                       name, t->device_type, t->device_id, context->device_type, context->device_id);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(!is_cpu || t->device_type == SLUICE_DEVICE_CPU,
+                            "%s: device_type is %d, want %d (CPU): copy it to the host", name, t->device_type,
+                            (int)SLUICE_DEVICE_CPU));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(is_cpu || (t->device_type == context->device_type && t->device_id == context->device_id),
+                     "%s: device_type is %d and device_id %d, want %d and %d, as the layer's context has: copy it "
+                     "there",
+                     name, t->device_type, t->device_id, context->device_type, context->device_id));
   if (t->ndim != 2 || t->shape == NULL || t->data == NULL || t->shape[0] != rows || t->shape[1] != cols) {
     char found[64] = "no data or no shape";
     if (t->data != NULL && t->shape != NULL && t->ndim != 2) snprintf(found, sizeof found, "%d dimensions", t->ndim);
@@ -92,13 +90,10 @@ static sluice_status_t check_rows(const sluice_tensor_t* t, const char* name, co
                        (long long)cols);
   }
   const int64_t along = sluice_tensor_stride(t, 1), between = sluice_tensor_stride(t, 0);
-  if ((cols > 1 && along != 1) || (rows > 1 && between < cols)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "%s: the strides are %lld, %lld; packed weights lie row by row: the second is 1, the first at "
-                       "least %lld",
-                       name, (long long)between, (long long)along, (long long)cols);
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE((cols <= 1 || along == 1) && (rows <= 1 || between >= cols),
+                        "%s: the strides are %lld, %lld; packed weights lie row by row: the second is 1, the first at "
+                        "least %lld",
+                        name, (long long)between, (long long)along, (long long)cols);
 }
 
 static sluice_status_t check_scales(const sluice_tensor_t* t, const char* name, int32_t format) {
@@ -119,11 +114,9 @@ sluice_status_t sluice_check_packed_weight(const sluice_tensor_t* codes, const s
                                            const char* name, const char* scales_name, const sluice_context_t* context,
                                            int32_t format, int32_t block, int64_t rows, int64_t cols) {
   const sluice_packed_format_t* f = sluice_packed_format(format);
-  if (!is_bytes(codes, format)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: type code %u with %u bits; codes of %s are u8%s", name,
-                       (unsigned)codes->type_code, (unsigned)codes->type_bits, f->name,
-                       format == SLUICE_WEIGHTS_INT8 ? " or i8" : "");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(is_bytes(codes, format), "%s: type code %u with %u bits; codes of %s are u8%s", name,
+                            (unsigned)codes->type_code, (unsigned)codes->type_bits, f->name,
+                            format == SLUICE_WEIGHTS_INT8 ? " or i8" : ""));
   SLUICE_TRY(check_rows(codes, name, context, rows, cols * f->bits / 8));
   SLUICE_TRY(check_scales(scales, scales_name, format));
   return check_rows(scales, scales_name, context, sluice_packed_blocks(rows, f->block_rows),
@@ -136,10 +129,9 @@ static sluice_status_t check_on_device(sluice_context_t* context, const sluice_t
                                        int is_looked_up, const char* name, const char* scales_name) {
   const uint64_t bytes = (uint64_t)format->scale_bytes;
   if (!context->rows->is_device) return SLUICE_OK;
-  if ((uintptr_t)sluice_tensor_data(scales) % bytes != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: begins at %p; scales of %s begin at a multiple of %d bytes",
-                       scales_name, sluice_tensor_data(scales), format->name, format->scale_bytes);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE((uintptr_t)sluice_tensor_data(scales) % bytes == 0,
+                            "%s: begins at %p; scales of %s begin at a multiple of %d bytes", scales_name,
+                            sluice_tensor_data(scales), format->name, format->scale_bytes));
   if (!is_looked_up) return SLUICE_OK;
   SLUICE_TRY(context->rows->check(context, sluice_tensor_data(codes), 1, 1, name));
   return context->rows->check(context, sluice_tensor_data(scales), bytes, bytes, scales_name);
@@ -152,11 +144,9 @@ sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor
   const sluice_packed_format_t* format = sluice_packed_format(c->weight_format);
   sluice_context_t* context = moe->context;
   const int32_t count = moe->shape.num_local;
-  if (count > 0 && (codes == NULL || scales == NULL)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: %s is NULL; weights in %s need codes and scales (%d tensors)", c->layer_id,
-                       codes == NULL ? name : scales_name, format->name, count);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(count == 0 || (codes != NULL && scales != NULL),
+                            "layer %d: %s is NULL; weights in %s need codes and scales (%d tensors)", c->layer_id,
+                            codes == NULL ? name : scales_name, format->name, count));
   for (int32_t e = 0; e < count; ++e) {
     char label[64], scales_label[64];
     snprintf(label, sizeof label, "%s[%d]", name, e);

@@ -66,21 +66,16 @@ static sluice_status_t read_group(const sluice_nccl_group_t* group, sluice_nccl_
   sluice_nccl_group_init(out, sizeof *out);
   SLUICE_TRY(sluice_struct_copy(out, sizeof *out, group, sizeof *out, "sluice_nccl_group_t"));
   SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_nccl_group_t"));
-  if ((out->id == NULL) == (out->parent == NULL)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "sluice_nccl_group_t: id is %s and parent is %s; give one of them: an id that one rank made "
-                       "(sluice_nccl_id_create), or the host's communicator to split",
-                       out->id == NULL ? "NULL" : "set", out->parent == NULL ? "NULL" : "set");
-  }
-  if ((out->publish == NULL) != (out->lookup == NULL)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_nccl_group_t: set publish and lookup together, or neither");
-  }
-  if (out->device_id < 0 || out->color < 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "sluice_nccl_group_t: device_id is %d and color %d; both count from 0", out->device_id,
-                       out->color);
-  }
-  return SLUICE_OK;
+  SLUICE_TRY(
+      SLUICE_REQUIRE((out->id == NULL) != (out->parent == NULL),
+                     "sluice_nccl_group_t: id is %s and parent is %s; give one of them: an id that one rank made "
+                     "(sluice_nccl_id_create), or the host's communicator to split",
+                     out->id == NULL ? "NULL" : "set", out->parent == NULL ? "NULL" : "set"));
+  SLUICE_TRY(SLUICE_REQUIRE((out->publish == NULL) == (out->lookup == NULL),
+                            "sluice_nccl_group_t: set publish and lookup together, or neither"));
+  return SLUICE_REQUIRE(out->device_id >= 0 && out->color >= 0,
+                        "sluice_nccl_group_t: device_id is %d and color %d; both count from 0", out->device_id,
+                        out->color);
 }
 
 sluice_status_t sluice_comm_create_nccl_from(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,

@@ -37,18 +37,14 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
                        "context: max_outstanding is %d and separate_wgrad %d; use 0 or more, and 0 or 1",
                        out->max_outstanding, out->separate_wgrad);
   }
-  if (out->num_layers < 0 || out->reserved != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: num_layers is %d and reserved %d; use 0 or more, and 0",
-                       out->num_layers, out->reserved);
-  }
-  if (out->ranks_per_node < 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: ranks_per_node is %d; use 0 or more", out->ranks_per_node);
-  }
-  if (out->wire_dtype < SLUICE_WIRE_LAYER_DTYPE || out->wire_dtype > SLUICE_WIRE_INT8) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: wire_dtype is %d; it must be 0 (the dtype of the rows), 1 (bf16) or 2 (int8)",
-                       out->wire_dtype);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(out->num_layers >= 0 && out->reserved == 0,
+                            "context: num_layers is %d and reserved %d; use 0 or more, and 0", out->num_layers,
+                            out->reserved));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(out->ranks_per_node >= 0, "context: ranks_per_node is %d; use 0 or more", out->ranks_per_node));
+  SLUICE_TRY(SLUICE_REQUIRE(out->wire_dtype >= SLUICE_WIRE_LAYER_DTYPE && out->wire_dtype <= SLUICE_WIRE_INT8,
+                            "context: wire_dtype is %d; it must be 0 (the dtype of the rows), 1 (bf16) or 2 (int8)",
+                            out->wire_dtype));
   if (out->wire_dtype != SLUICE_WIRE_LAYER_DTYPE && out->device_type == SLUICE_DEVICE_CUDA) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "context: wire_dtype is %d, but a CUDA context sends rows in their own dtype only: set it to 0",
@@ -64,10 +60,8 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
         i == 0 ? "shared_memory_budget" : "shared_host_memory_budget", (unsigned long long)shared[i],
         (unsigned long long)budgets[i]);
   }
-  if ((out->allocate == NULL) != (out->release == NULL)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE((out->allocate == NULL) == (out->release == NULL),
+                        "context: set allocate and release together, or neither");
 }
 
 static int is_tf32(const char* gemm) { return gemm != NULL && strcmp(gemm, "cublas-tf32") == 0; }
@@ -140,12 +134,11 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
     }
   }
   const int32_t world_size = comm != NULL ? comm->world_size : 1;
-  if (checked.ranks_per_node > 0 && world_size % checked.ranks_per_node != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: ranks_per_node is %d, which does not divide the %d ranks: every node must have the "
-                       "same number of ranks; otherwise give 0",
-                       checked.ranks_per_node, world_size);
-  }
+  SLUICE_TRY(
+      SLUICE_REQUIRE(checked.ranks_per_node <= 0 || world_size % checked.ranks_per_node == 0,
+                     "context: ranks_per_node is %d, which does not divide the %d ranks: every node must have the "
+                     "same number of ranks; otherwise give 0",
+                     checked.ranks_per_node, world_size));
   sluice_context_t* context = NULL;
   /* The host's callbacks allocate memory for rows, which on CUDA is device memory. */
   SLUICE_TRY(sluice_engine_create(comm, is_cuda ? NULL : checked.allocate, is_cuda ? NULL : checked.release,
@@ -178,17 +171,13 @@ sluice_status_t sluice_context_create(const sluice_context_config_t* config, slu
 void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(context); }
 
 static sluice_status_t set_share(sluice_context_t* context, uint64_t share, uint64_t whole) {
-  if (context->memory_budget == 0) {
-    return SLUICE_FAIL(
-        SLUICE_E_INVALID_ARGUMENT,
-        "sluice_context_set_share: the context was created without memory_budget; set it when you create the context");
-  }
-  if (share == 0 || share > whole) {
-    return SLUICE_FAIL(
-        SLUICE_E_INVALID_ARGUMENT,
-        "sluice_context_set_share: memory_budget is %llu of %llu: it must be above 0 and at most the whole",
-        (unsigned long long)share, (unsigned long long)whole);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(
+      context->memory_budget != 0,
+      "sluice_context_set_share: the context was created without memory_budget; set it when you create the context"));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      share != 0 && share <= whole,
+      "sluice_context_set_share: memory_budget is %llu of %llu: it must be above 0 and at most the whole",
+      (unsigned long long)share, (unsigned long long)whole));
   if (context->memory->limit != 0) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "sluice_context_set_share: a plan of %llu bytes exists; set shares before the first forward",
@@ -200,9 +189,7 @@ static sluice_status_t set_share(sluice_context_t* context, uint64_t share, uint
 }
 
 sluice_status_t sluice_context_set_share(sluice_context_t* context, uint64_t memory_budget, uint64_t whole) {
-  if (context == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_set_share: context is NULL");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL, "sluice_context_set_share: context is NULL"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_set_share"));
   sluice_status_t status = set_share(context, memory_budget, whole);
   sluice_engine_leave(context);
@@ -210,9 +197,8 @@ sluice_status_t sluice_context_set_share(sluice_context_t* context, uint64_t mem
 }
 
 static sluice_status_t open_allocate(sluice_context_t* context, void** out_data, const char* what) {
-  if (context == NULL || out_data == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: %s is NULL", what, context == NULL ? "context" : "out_data");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && out_data != NULL, "%s: %s is NULL", what,
+                            context == NULL ? "context" : "out_data"));
   *out_data = NULL;
   return sluice_engine_check_process(context, what);
 }
@@ -220,10 +206,9 @@ static sluice_status_t open_allocate(sluice_context_t* context, void** out_data,
 sluice_status_t sluice_context_allocate_saved(sluice_context_t* context, int32_t which, uint64_t bytes,
                                               void** out_data) {
   SLUICE_TRY(open_allocate(context, out_data, "sluice_context_allocate_saved"));
-  if (which < 0 || which >= SLUICE_SAVED_COUNT) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "sluice_context_allocate_saved: which is %d; it is the SLUICE_SAVED_* of the buffer", which);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(which >= 0 && which < SLUICE_SAVED_COUNT,
+                            "sluice_context_allocate_saved: which is %d; it is the SLUICE_SAVED_* of the buffer",
+                            which));
   const int32_t pool = context->rows->counts_host_memory ? sluice_engine_pool_of(which) : -1;
   if (pool < 0 || bytes == 0) return sluice_context_allocate(context, bytes, out_data);
   uint64_t counted = 0;
@@ -264,10 +249,8 @@ void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) 
 
 sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
                                          sluice_context_stats_t* out_stats) {
-  if (context == NULL || out_stats == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_context_get_stats: %s is NULL",
-                       context == NULL ? "context" : "out_stats");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(context != NULL && out_stats != NULL, "sluice_context_get_stats: %s is NULL",
+                            context == NULL ? "context" : "out_stats"));
   SLUICE_TRY(sluice_struct_check_size(out_stats, "sluice_context_stats_t"));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_get_stats"));
   sluice_context_stats_t stats = context->stats;
@@ -316,11 +299,10 @@ sluice_status_t sluice_context_trace(sluice_context_t* context, int64_t capacity
 
 sluice_status_t sluice_context_take_trace(sluice_context_t* context, sluice_trace_event_t* out_events, int64_t capacity,
                                           int64_t* out_count) {
-  if (context == NULL || out_count == NULL || capacity < 0 || (out_events == NULL && capacity > 0)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "sluice_context_take_trace: context, out_events or out_count is NULL, or the "
-                       "capacity is negative");
-  }
+  SLUICE_TRY(
+      SLUICE_REQUIRE(context != NULL && out_count != NULL && capacity >= 0 && (out_events != NULL || capacity == 0),
+                     "sluice_context_take_trace: context, out_events or out_count is NULL, or the "
+                     "capacity is negative"));
   *out_count = 0;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_take_trace"));
   sluice_trace_t* trace = &context->trace;

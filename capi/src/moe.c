@@ -28,10 +28,8 @@ static sluice_status_t check_forward(const sluice_moe_t* moe, sluice_moe_forward
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   SLUICE_TRY(sluice_struct_check_next(a->next, "sluice_moe_forward_args_t"));
-  if (a->needs_backward && out_step == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: out_step is NULL, but needs_backward is set",
-                       moe->shape.config.layer_id);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(!a->needs_backward || out_step != NULL,
+                            "layer %d: out_step is NULL, but needs_backward is set", moe->shape.config.layer_id));
   SLUICE_TRY(sluice_check_rows(moe, a->tokens, "tokens", -1));
   int64_t num_tokens = a->tokens->shape[0];
   SLUICE_TRY(sluice_check_ids(moe, a->expert_ids, num_tokens));
@@ -73,10 +71,8 @@ static sluice_status_t check_expert_tensors(const sluice_moe_t* moe, sluice_moe_
     SLUICE_TRY(sluice_check_gradients(moe, a->params, a->grad_params, &known->grads));
     a->grad_params = &known->grads;
   }
-  if (a->parts == SLUICE_BACKWARD_WGRAD && a->grad_params == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: wgrad needs grad_params", moe->shape.config.layer_id);
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(a->parts != SLUICE_BACKWARD_WGRAD || a->grad_params != NULL,
+                        "layer %d: wgrad needs grad_params", moe->shape.config.layer_id);
 }
 
 static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step_t* step, sluice_moe_backward_args_t* a,
@@ -92,18 +88,14 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
                        "context",
                        c->layer_id);
   }
-  if (step->moe != moe) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this step is of layer %d", c->layer_id,
-                       step->moe->shape.config.layer_id);
-  }
-  if (a->parts < SLUICE_BACKWARD_DGRAD || a->parts > SLUICE_BACKWARD_BOTH) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: parts is %d; use SLUICE_BACKWARD_DGRAD, _WGRAD or _BOTH",
-                       c->layer_id, a->parts);
-  }
-  if (a->grad_mode != SLUICE_GRAD_OVERWRITE && a->grad_mode != SLUICE_GRAD_ACCUMULATE) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
-                       c->layer_id, a->grad_mode);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(step->moe == moe, "layer %d: this step is of layer %d", c->layer_id,
+                            step->moe->shape.config.layer_id));
+  SLUICE_TRY(SLUICE_REQUIRE(a->parts >= SLUICE_BACKWARD_DGRAD && a->parts <= SLUICE_BACKWARD_BOTH,
+                            "layer %d: parts is %d; use SLUICE_BACKWARD_DGRAD, _WGRAD or _BOTH", c->layer_id,
+                            a->parts));
+  SLUICE_TRY(SLUICE_REQUIRE(a->grad_mode == SLUICE_GRAD_OVERWRITE || a->grad_mode == SLUICE_GRAD_ACCUMULATE,
+                            "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE", c->layer_id,
+                            a->grad_mode));
   if (c->callback_experts) {
     if (a->parts != SLUICE_BACKWARD_BOTH) {
       return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts compute dgrad and wgrad in one call",
@@ -144,12 +136,10 @@ sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* saved, const
                                     sluice_step_t** out_step) {
   if (out_step == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_step_restore: out_step is NULL");
   *out_step = NULL;
-  if (moe == NULL || saved == NULL || saved_bytes == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_step_restore: %s is NULL",
-                       moe == NULL     ? "moe"
-                       : saved == NULL ? "saved"
-                                       : "saved_bytes");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(moe != NULL && saved != NULL && saved_bytes != NULL, "sluice_step_restore: %s is NULL",
+                            moe == NULL     ? "moe"
+                            : saved == NULL ? "saved"
+                                            : "saved_bytes"));
   SLUICE_TRY(sluice_engine_check_process(moe->context, "sluice_step_restore"));
   return sluice_step_from_saved(moe, saved, saved_bytes, out_step);
 }

@@ -77,10 +77,9 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
                                 sluice_restore_is_for(c->restore_pre_activation, SLUICE_T_M),
                             "layer %d: restore_pre_activation is %d; known are adaptive (-1), %s", id,
                             c->restore_pre_activation, sluice_restore_choices(SLUICE_T_M, known)));
-  SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->bias) && is_flag(c->callback_experts),
-                            "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias,
-                            c->callback_experts));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(is_flag(c->bias) && is_flag(c->callback_experts),
+                        "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias,
+                        c->callback_experts);
 }
 
 static sluice_status_t check_policies(const sluice_moe_config_t* c) {
@@ -126,10 +125,9 @@ static sluice_status_t check_capacity(const sluice_context_t* context, sluice_mo
   }
   if (c->num_chunks == 0) c->num_chunks = 1;
   int64_t most = INT32_MAX / ((int64_t)c->num_chunks * c->num_experts);
-  SLUICE_TRY(SLUICE_REQUIRE(c->capacity_rows >= 1 && c->capacity_rows <= most,
-                            "layer %d: capacity_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]",
-                            id, (long long)c->capacity_rows, c->num_chunks, c->num_experts, (long long)most));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(c->capacity_rows >= 1 && c->capacity_rows <= most,
+                        "layer %d: capacity_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]", id,
+                        (long long)c->capacity_rows, c->num_chunks, c->num_experts, (long long)most);
 }
 
 /* Checks what is possible if token copies are sent instead of rows. A single rank sends neither. */

@@ -55,19 +55,17 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)",
                             c->wgrad_mode));
-  SLUICE_TRY(SLUICE_REQUIRE(c->separate_wgrad == 0 || c->separate_wgrad == 1,
-                            "plan: separate_wgrad is %d; it is 0 or 1", c->separate_wgrad));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(c->separate_wgrad == 0 || c->separate_wgrad == 1, "plan: separate_wgrad is %d; it is 0 or 1",
+                        c->separate_wgrad);
 }
 
 /* With a capacity, the layer's config determines n, because the capacity is that of one chunk. */
 static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
   int32_t wanted = moe->shape.config.num_chunks;
-  SLUICE_TRY(SLUICE_REQUIRE(
+  return SLUICE_REQUIRE(
       sluice_shape_capacity(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
       "plan: num_chunks is %d, but capacity_rows %lld of layer %d is per chunk for %d chunks: give %d, or 0",
-      c->num_chunks, (long long)sluice_shape_capacity(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
-  return SLUICE_OK;
+      c->num_chunks, (long long)sluice_shape_capacity(&moe->shape), moe->shape.config.layer_id, wanted, wanted);
 }
 
 static void add_line(void* user, const sluice_plan_data_t* c, int32_t fits) {
@@ -150,10 +148,8 @@ static sluice_plan_problem_t problem_of(const sluice_plan_t* plan) {
 }
 
 sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info) {
-  if (plan == NULL || out_info == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_get_info: %s is NULL",
-                       plan == NULL ? "plan" : "out_info");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(plan != NULL && out_info != NULL, "sluice_plan_get_info: %s is NULL",
+                            plan == NULL ? "plan" : "out_info"));
   SLUICE_TRY(sluice_struct_check_size(out_info, "sluice_plan_info_t"));
   const sluice_plan_data_t* d = &plan->data;
   sluice_plan_breakdown_t parts;
@@ -183,12 +179,11 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
 
 sluice_status_t sluice_plan_candidates(const sluice_plan_t* plan, sluice_plan_candidate_t* out_candidates,
                                        int32_t capacity, int32_t* out_count) {
-  if (plan == NULL || out_count == NULL || (out_candidates == NULL && capacity > 0)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_candidates: %s is NULL",
-                       plan == NULL        ? "plan"
-                       : out_count == NULL ? "out_count"
-                                           : "out_candidates");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(plan != NULL && out_count != NULL && (out_candidates != NULL || capacity <= 0),
+                            "sluice_plan_candidates: %s is NULL",
+                            plan == NULL        ? "plan"
+                            : out_count == NULL ? "out_count"
+                                                : "out_candidates"));
   *out_count = plan->num_lines;
   for (int32_t i = 0; i < plan->num_lines && i < capacity; ++i) out_candidates[i] = plan->lines[i];
   return SLUICE_OK;
@@ -197,12 +192,11 @@ sluice_status_t sluice_plan_candidates(const sluice_plan_t* plan, sluice_plan_ca
 sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_chunks, const int64_t* rows_per_chunk,
                                          int32_t kept_chunks, int64_t num_tokens, int64_t num_sent,
                                          uint64_t* out_bytes) {
-  if (plan == NULL || rows_per_chunk == NULL || out_bytes == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_predict_step: %s is NULL",
-                       plan == NULL             ? "plan"
-                       : rows_per_chunk == NULL ? "rows_per_chunk"
-                                                : "out_bytes");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(plan != NULL && rows_per_chunk != NULL && out_bytes != NULL,
+                            "sluice_plan_predict_step: %s is NULL",
+                            plan == NULL             ? "plan"
+                            : rows_per_chunk == NULL ? "rows_per_chunk"
+                                                     : "out_bytes"));
   SLUICE_TRY(SLUICE_REQUIRE(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS,
                             "sluice_plan_predict_step: num_chunks is %d", num_chunks));
   SLUICE_TRY(SLUICE_REQUIRE(kept_chunks >= 0, "sluice_plan_predict_step: kept_chunks is %d; it must be at least 0",
@@ -347,10 +341,8 @@ sluice_status_t sluice_budget_divide(uint64_t total, int32_t num_contexts, const
 /* ---- plans as bytes ---- */
 
 sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_t* inout_bytes) {
-  if (plan == NULL || inout_bytes == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_write: %s is NULL",
-                       plan == NULL ? "plan" : "inout_bytes");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(plan != NULL && inout_bytes != NULL, "sluice_plan_write: %s is NULL",
+                            plan == NULL ? "plan" : "inout_bytes"));
   uint64_t room = *inout_bytes;
   *inout_bytes = SLUICE_PLAN_FILE_BYTES;
   if (data == NULL) return SLUICE_OK;
@@ -363,9 +355,7 @@ sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_
 sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t bytes, sluice_plan_t** out_plan) {
   if (out_plan == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: out_plan is NULL");
   *out_plan = NULL;
-  if (moe == NULL || data == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data");
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(moe != NULL && data != NULL, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data"));
   sluice_plan_data_t read;
   SLUICE_TRY(sluice_plan_file_read(data, bytes, sluice_layer_plan_key(moe), moe->shape.config.layer_id, &read));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_read"));

@@ -115,9 +115,8 @@ static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
   SLUICE_TRY(SLUICE_REQUIRE(w->num_experts % w->world_size == 0,
                             "workload: num_experts is %d and world_size %d; experts divide evenly over ranks",
                             w->num_experts, w->world_size));
-  SLUICE_TRY(SLUICE_REQUIRE(w->top_k >= 1 && w->top_k <= w->num_experts,
-                            "workload: top_k is %d; it must be in [1, num_experts = %d]", w->top_k, w->num_experts));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(w->top_k >= 1 && w->top_k <= w->num_experts,
+                        "workload: top_k is %d; it must be in [1, num_experts = %d]", w->top_k, w->num_experts);
 }
 
 /* Rejects sizes that are valid one by one but overflow 64 bits together. */
@@ -137,13 +136,11 @@ static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
                      w->max_outstanding, rows * row_bytes, MOST_COUNTED));
   const int32_t experts = w->num_experts / w->world_size;
   double weights = (double)experts * (double)w->model_width * (double)w->hidden_width;
-  SLUICE_TRY(SLUICE_REQUIRE(
+  return SLUICE_REQUIRE(
       weights * 64 <= MOST_COUNTED,
       "workload: num_experts %d on world_size %d ranks with model_width %lld and hidden_width %lld have %.3g "
       "parameters on a rank, more than plans count (%.3g)",
-      w->num_experts, w->world_size, (long long)w->model_width, (long long)w->hidden_width, weights,
-      MOST_COUNTED / 64));
-  return SLUICE_OK;
+      w->num_experts, w->world_size, (long long)w->model_width, (long long)w->hidden_width, weights, MOST_COUNTED / 64);
 }
 
 /* Checks adapters, and weights in 4 or 8 bits. On return weight_block is that of the format. */
@@ -215,10 +212,8 @@ static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sl
       "choice: restore_pre_activation is %d; known are %s%s, and with the workload's restore_pre_activation_of by "
       "chunk (%d)",
       c->restore_pre_activation, any, sluice_restore_choices(SLUICE_T_M, known), SLUICE_RESTORE_BY_CHUNK));
-  SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
-                            "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode,
-                            any));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
+                        "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode, any);
 }
 
 /* Only a plan determines which chunks are kept; without a budget there is none. */
@@ -227,12 +222,11 @@ static sluice_status_t check_kept(const sluice_planner_workload_t* w, const slui
                             "workload: kept_chunks is %d; it must be in [1, num_chunks = %d], or 0 for all",
                             w->kept_chunks, c->num_chunks));
   int is_part = w->kept_chunks > 0 && w->kept_chunks < c->num_chunks;
-  SLUICE_TRY(SLUICE_REQUIRE(
+  return SLUICE_REQUIRE(
       !is_part || w->memory_budget != 0 || w->host_memory_budget != 0,
       "workload: kept_chunks is %d of %d and there is no budget, so all chunks are kept: set it to 0, or set "
       "memory_budget; to choose policies by chunk yourself, use restore_input_of and restore_pre_activation_of",
-      w->kept_chunks, c->num_chunks));
-  return SLUICE_OK;
+      w->kept_chunks, c->num_chunks);
 }
 
 sluice_status_t sluice_planner_read_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* given,

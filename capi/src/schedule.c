@@ -41,9 +41,8 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
     SLUICE_TRY(SLUICE_REQUIRE(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1",
                               flags[i].name, flags[i].value));
   }
-  SLUICE_TRY(SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_NODES,
-                            "schedule: deduplicate is %d; it must be 0, 1 (by rank) or 2 (by node)", c->deduplicate));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_NODES,
+                        "schedule: deduplicate is %d; it must be 0, 1 (by rank) or 2 (by node)", c->deduplicate);
 }
 
 static sluice_status_t check_config(const sluice_schedule_config_t* c) {

@@ -41,11 +41,9 @@ sluice_status_t sluice_dispatch_rows(const sluice_dispatch_t* dispatch, void** o
 static sluice_status_t check_follow(const sluice_dispatch_t* dispatch, const void* rows, const char* rows_name,
                                     sluice_stream_t stream) {
   SLUICE_TRY(sluice_check_stream(dispatch->step->moe, stream));
-  if (rows == NULL && dispatch->num_rows > 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but this dispatch has %lld rows",
-                       dispatch->step->moe->shape.config.layer_id, rows_name, (long long)dispatch->num_rows);
-  }
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(rows != NULL || dispatch->num_rows == 0,
+                        "layer %d: %s is NULL, but this dispatch has %lld rows",
+                        dispatch->step->moe->shape.config.layer_id, rows_name, (long long)dispatch->num_rows);
 }
 
 static sluice_status_t check_combine(const sluice_dispatch_t* dispatch, const void* rows,
@@ -134,9 +132,7 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
                        "layer %d: its experts are the host's own (callback_experts); call them directly",
                        moe->shape.config.layer_id);
   }
-  if (rows_per_expert == NULL) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: rows_per_expert is NULL", moe->shape.config.layer_id);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(rows_per_expert != NULL, "layer %d: rows_per_expert is NULL", moe->shape.config.layer_id));
   return sluice_check_experts(moe, params, out_params);
 }
 
@@ -145,10 +141,8 @@ static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* ro
   int32_t busy = 0; /* the first expert with rows; the range of counts is checked when they are bound */
   while (busy < moe->shape.num_local && rows_per_expert[busy] <= 0) ++busy;
   for (int32_t i = 0; i < count && busy < moe->shape.num_local; ++i) {
-    if (pointers[i] == NULL) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL, but local expert %d has %lld rows",
-                         moe->shape.config.layer_id, names[i], busy, (long long)rows_per_expert[busy]);
-    }
+    SLUICE_TRY(SLUICE_REQUIRE(pointers[i] != NULL, "layer %d: %s is NULL, but local expert %d has %lld rows",
+                              moe->shape.config.layer_id, names[i], busy, (long long)rows_per_expert[busy]));
   }
   return SLUICE_OK;
 }
@@ -181,10 +175,9 @@ sluice_status_t sluice_experts_backward(sluice_moe_t* moe, const void* rows, con
   SLUICE_TRY(check_pointers(moe, rows_per_expert, pointers, names, 3));
   sluice_expert_tensors_t grads;
   if (grad_params != NULL) SLUICE_TRY(sluice_check_gradients(moe, &known, grad_params, &grads));
-  if (grad_mode != SLUICE_GRAD_OVERWRITE && grad_mode != SLUICE_GRAD_ACCUMULATE) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
-                       moe->shape.config.layer_id, grad_mode);
-  }
+  SLUICE_TRY(SLUICE_REQUIRE(grad_mode == SLUICE_GRAD_OVERWRITE || grad_mode == SLUICE_GRAD_ACCUMULATE,
+                            "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
+                            moe->shape.config.layer_id, grad_mode));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_experts_backward"));
   sluice_status_t status =
       sluice_part_experts_backward(moe, rows, pre, rows_per_expert, &known, grad_rows, grad_input_rows,

@@ -138,10 +138,9 @@ sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* 
   *inout_bytes = needed;
   if (text != NULL && room >= needed) sluice_tuner_write(tuner, text, room);
   sluice_engine_leave(context);
-  SLUICE_TRY(SLUICE_REQUIRE(text == NULL || room >= needed,
-                            "sluice_context_write_decisions: room for %llu bytes, the text has %llu",
-                            (unsigned long long)room, (unsigned long long)needed));
-  return SLUICE_OK;
+  return SLUICE_REQUIRE(text == NULL || room >= needed,
+                        "sluice_context_write_decisions: room for %llu bytes, the text has %llu",
+                        (unsigned long long)room, (unsigned long long)needed);
 }
 
 sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const char* text, uint64_t length) {

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "backend/base/test/refused.h"
-#include "backend/cost/closed_forms.h"
 #include "sluice/sluice.h"
 
 static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t pre_activation) {
@@ -30,13 +29,6 @@ static char* json_of(const sluice_schedule_t* schedule) {
   WORKS(sluice_schedule_json(schedule, text, &bytes));
   assert_int_equal(strlen(text) + 1, bytes);
   return text;
-}
-
-/* Returns whether op `index` is of `kind`. The text has one op per line. */
-static int is_kind(const char* text, int32_t index, const char* kind) {
-  char wanted[96];
-  snprintf(wanted, sizeof wanted, "{\"op\": %d, \"kind\": \"%s\"", index, kind);
-  return strstr(text, wanted) != NULL;
 }
 
 static void expect(const sluice_schedule_config_t* config, sluice_status_t status, const char* text) {
@@ -97,49 +89,24 @@ TEST(RestorePolicies_AsJson_AreWholeOrRefused) {
   free(text);
 }
 
-/* S4 reuses slots and has no copies, so it follows MPMoE's paradigm 1, exactly for integer times. */
-TEST(Predict_S4Forward_EqualsTheClosedForm) {
-  const sluice_alphas_t alone = sluice_no_interference();
-  for (int32_t n = 1; n <= 16; ++n) {
-    sluice_schedule_config_t config = config_of(SLUICE_FORWARD, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
-    sluice_schedule_t* schedule = made(&config);
-    char* text = json_of(schedule);
-    const sluice_chunk_times_t times = {3 + n, 7, 5, 0};
-    int32_t num_ops = sluice_schedule_num_ops(schedule);
-    double* seconds = calloc((size_t)num_ops, sizeof *seconds);
-    double* begin = calloc((size_t)num_ops, sizeof *begin);
-    double* end = calloc((size_t)num_ops, sizeof *end);
-    for (int32_t i = 0; i < num_ops; ++i) {
-      if (is_kind(text, i, "dispatch")) seconds[i] = times.dispatch;
-      if (is_kind(text, i, "gemm1")) seconds[i] = times.compute;
-      if (is_kind(text, i, "combine")) seconds[i] = times.combine;
-    }
-    sluice_schedule_prediction_t p = {.struct_size = sizeof p};
-    WORKS(sluice_schedule_predict(schedule, seconds, NULL, begin, end, &p));
-    assert_true(p.seconds == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, times, &alone));
-    assert_true(p.busy_seconds[SLUICE_LANE_COMPUTE] == n * times.compute);
-    assert_true(p.busy_seconds[SLUICE_LANE_COMM] == n * (times.dispatch + times.combine));
-    double last = 0;
-    for (int32_t i = 0; i < num_ops; ++i) {
-      assert_true(end[i] - begin[i] == seconds[i]);
-      if (end[i] > last) last = end[i];
-    }
-    assert_true(last == p.seconds);
-    free(seconds), free(begin), free(end), free(text);
-    sluice_schedule_destroy(schedule);
-  }
-}
-
+/* Ops take their seconds, and the prediction ends with the last one. */
 TEST(Predict_HalfSpeedDuringOthers_TakesLonger) {
   sluice_schedule_config_t config = config_of(SLUICE_FORWARD, 4, 0, 0);
   sluice_schedule_t* schedule = made(&config);
   int32_t num_ops = sluice_schedule_num_ops(schedule);
-  double seconds[64], share[64];
+  double seconds[64], share[64], begin[64], end[64], last = 0;
   assert_true(num_ops <= 64);
   for (int32_t i = 0; i < 64; ++i) seconds[i] = 1, share[i] = 0.5;
   for (int32_t lane = 0; lane < 4; ++lane) share[lane * 16 + (1 << lane)] = 1; /* alone */
   sluice_schedule_prediction_t alone = {.struct_size = sizeof alone}, slowed = {.struct_size = sizeof slowed};
-  WORKS(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &alone));
+  WORKS(sluice_schedule_predict(schedule, seconds, NULL, begin, end, &alone));
+  for (int32_t i = 0; i < num_ops; ++i) {
+    assert_true(end[i] - begin[i] == seconds[i]);
+    last = end[i] > last ? end[i] : last;
+  }
+  double busy = 0;
+  for (int32_t lane = 0; lane < SLUICE_SCHEDULE_LANES; ++lane) busy += alone.busy_seconds[lane];
+  assert_true(last == alone.seconds && busy == num_ops);
   WORKS(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &slowed));
   assert_true(slowed.seconds > 1.2 * alone.seconds);
   sluice_schedule_destroy(schedule);
@@ -176,26 +143,26 @@ TEST(Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay) {
 
 TEST(Create_BadConfig_IsNamed) {
   sluice_schedule_config_t good = config_of(SLUICE_FORWARD, 4, 0, 0), bad;
-  bad = good, bad.num_chunks = 257, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
-  bad = good, bad.direction = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "direction is 2");
-  bad = good, bad.gated = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "gated is 2");
-  bad = good, bad.wgrad_mode = -1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "wgrad_mode is -1");
-  bad = good, bad.restore_input = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_input of chunk 0 is 3");
-  bad = good, bad.restore_pre_activation = 2,
-  expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_pre_activation of chunk 0 is 2");
-  bad = good, bad.grouped = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "grouped is 2");
-  bad = good, bad.grouped = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "grouped is 1; only whole passes");
-  bad = good, bad.grouped = 1, bad.deduplicate = SLUICE_DEDUPLICATE_NODES,
-  expect(&bad, SLUICE_E_UNSUPPORTED, "grouped is 1; only whole passes of several ranks and one level");
-  bad = good, bad.chunks_by_experts = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "chunks_by_experts is 2");
-  bad = good, bad.chunks_by_experts = bad.under_plan = 1,
-  expect(&bad, SLUICE_E_UNSUPPORTED, "chunks_by_experts is for whole passes");
-  bad = good, bad.deduplicate = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 3");
-  bad = good, bad.deduplicate = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "dedup is 1");
-  bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");
-  bad = good, bad.callback_experts = 1, bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  expect(&bad, SLUICE_E_UNSUPPORTED, "callback experts");
-  bad = config_of(SLUICE_BACKWARD, 4, 0, 0), bad.dgrad = 0, bad.wgrad = 0;
-  expect(&bad, SLUICE_E_INVALID_ARGUMENT, "dgrad, wgrad or both");
-  expect(NULL, SLUICE_E_INVALID_ARGUMENT, "sluice_schedule_config_t");
+#define REFUSES(change, status, text) \
+  bad = good, change;                 \
+  expect(&bad, status, text)
+  REFUSES(bad.num_chunks = 257, BAD, "num_chunks is 257");
+  REFUSES(bad.direction = 2, BAD, "direction is 2");
+  REFUSES(bad.gated = 2, BAD, "gated is 2");
+  REFUSES(bad.wgrad_mode = -1, BAD, "wgrad_mode is -1");
+  REFUSES(bad.restore_input = 3, BAD, "restore_input of chunk 0 is 3");
+  REFUSES(bad.restore_pre_activation = 2, BAD, "restore_pre_activation of chunk 0 is 2");
+  REFUSES(bad.grouped = 2, BAD, "grouped is 2");
+  REFUSES(bad.grouped = bad.single_rank = 1, SLUICE_E_UNSUPPORTED, "grouped is 1; only whole passes");
+  REFUSES((bad.grouped = 1, bad.deduplicate = SLUICE_DEDUPLICATE_NODES), SLUICE_E_UNSUPPORTED,
+          "grouped is 1; only whole passes of several ranks and one level");
+  REFUSES(bad.chunks_by_experts = 2, BAD, "chunks_by_experts is 2");
+  REFUSES(bad.chunks_by_experts = bad.under_plan = 1, SLUICE_E_UNSUPPORTED, "chunks_by_experts is for whole passes");
+  REFUSES(bad.deduplicate = 3, BAD, "deduplicate is 3");
+  REFUSES(bad.deduplicate = bad.single_rank = 1, SLUICE_E_UNSUPPORTED, "dedup is 1");
+  REFUSES(bad.struct_size = 8, SLUICE_E_ABI, "sluice_schedule_config_t");
+  REFUSES((bad.callback_experts = 1, bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD), SLUICE_E_UNSUPPORTED,
+          "callback experts");
+  REFUSES((bad.direction = SLUICE_BACKWARD, bad.dgrad = 0, bad.wgrad = 0), BAD, "dgrad, wgrad or both");
+  expect(NULL, BAD, "sluice_schedule_config_t");
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The tuner under a memory budget: plans race within the budget, are read back, and are priced by the planner. */
 
+#include "capi/test/rig/rig.h"
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"
 
@@ -226,23 +227,20 @@ TEST(Budget_PlanOfAFileThatDoesNotFit_IsChosenAgain) {
 
 /* If the tuner has a machine, plans have the planner's seconds, and the fastest plan that fits is chosen. */
 TEST(Plans_WithAMachine_CarryThePlannersSeconds) {
-  DEFAULTS(sluice_context_config, context_config);
-  context_config.gemm = "ref";
-  sluice_context_t* context = NULL;
-  assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
+  rig_t rig;
+  assert_int_equal(rig_open_context(&rig, NULL), SLUICE_OK);
   sluice_planner_t* planner = NULL;
   assert_int_equal(sluice_planner_create(tuner_machine, strlen(tuner_machine), &planner), SLUICE_OK);
   DEFAULTS(sluice_tuner_config, tuner);
   tuner.machine = planner;
-  assert_int_equal(sluice_context_tune(context, &tuner), SLUICE_OK);
+  assert_int_equal(sluice_context_tune(rig.context, &tuner), SLUICE_OK);
   DEFAULTS(sluice_moe_config, layer);
   layer.model_width = M, layer.hidden_width = H, layer.num_experts = 4;
-  sluice_moe_t* moe = NULL;
-  assert_int_equal(sluice_moe_create(context, &layer, &moe), SLUICE_OK);
+  assert_int_equal(rig_open_layer(&rig, &layer), SLUICE_OK);
   DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 512, config.memory_budget = (uint64_t)1 << 30;
   sluice_plan_t* plan = NULL;
-  assert_int_equal(sluice_plan_create(moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_plan_create(rig.moe, &config, &plan), SLUICE_OK);
   static sluice_plan_candidate_t lines[512];
   static sluice_planner_candidate_t priced[512];
   int32_t num_lines = 0, num_priced = 0;
@@ -259,7 +257,6 @@ TEST(Plans_WithAMachine_CarryThePlannersSeconds) {
     assert_true(info.relative_time <= lines[i].relative_time);
   }
   sluice_plan_destroy(plan);
-  sluice_moe_destroy(moe);
   sluice_planner_destroy(planner);
-  sluice_context_destroy(context);
+  rig_close(&rig);
 }

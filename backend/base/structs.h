@@ -25,6 +25,21 @@ sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, 
  * next is not NULL; the message names the struct and the extension's type. */
 sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const char* name);
 
+/* Declares `name`, a copy of the caller's struct with defaults where the caller has no field. Returns early on an
+ * error, so for functions that hold no resources. oldest: bytes of the oldest supported layout. */
+#define SLUICE_READ_STRUCT(type, name, given, oldest) \
+  type##_t name;                                      \
+  type##_init(&name, sizeof name);                    \
+  SLUICE_TRY(sluice_struct_copy(&name, sizeof name, (given), (oldest), #type "_t"))
+/* The same into *out, for a struct with a member `next`; refuses extensions. */
+#define SLUICE_READ_INTO(type, out, given, oldest)                                     \
+  type##_init((out), sizeof *(out));                                                   \
+  SLUICE_TRY(sluice_struct_copy((out), sizeof *(out), (given), (oldest), #type "_t")); \
+  SLUICE_TRY(sluice_struct_check_next((out)->next, #type "_t"))
+#define SLUICE_READ_EXTENSIBLE(type, name, given, oldest) \
+  type##_t name;                                          \
+  SLUICE_READ_INTO(type, &name, given, oldest)
+
 /* Write results into a caller's struct, up to the caller's struct_size. _check_size first verifies that size, since it
  * may be uninitialised; _give then writes `value`, followed by zeros for fields unknown here. out: not NULL. Errors:
  * ABI naming the struct. */

@@ -63,9 +63,7 @@ sluice_status_t sluice_nccl_id_create(const char* library, void* out_id) {
 }
 
 static sluice_status_t read_group(const sluice_nccl_group_t* group, sluice_nccl_group_t* out) {
-  sluice_nccl_group_init(out, sizeof *out);
-  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, group, sizeof *out, "sluice_nccl_group_t"));
-  SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_nccl_group_t"));
+  SLUICE_READ_INTO(sluice_nccl_group, out, group, sizeof *out);
   SLUICE_TRY(
       SLUICE_REQUIRE((out->id == NULL) != (out->parent == NULL),
                      "sluice_nccl_group_t: id is %s and parent is %s; give one of them: an id that one rank made "

@@ -19,10 +19,7 @@ void sluice_context_config_init(sluice_context_config_t* out_config, size_t stru
 }
 
 static sluice_status_t read_config(const sluice_context_config_t* config, sluice_context_config_t* out) {
-  sluice_context_config_init(out, sizeof *out);
-  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, config, offsetof(sluice_context_config_t, memory_budget),
-                                "sluice_context_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_context_config_t"));
+  SLUICE_READ_INTO(sluice_context_config, out, config, offsetof(sluice_context_config_t, memory_budget));
   if (out->device_type != SLUICE_DEVICE_CPU && out->device_type != SLUICE_DEVICE_CUDA) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "context: device_type is %d; known are SLUICE_DEVICE_CPU (%d) and SLUICE_DEVICE_CUDA (%d)",

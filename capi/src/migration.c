@@ -15,10 +15,7 @@ sluice_status_t sluice_migration_create(sluice_comm_t* comm, const sluice_migrat
                                         sluice_migration_t** out_migration) {
   SLUICE_TRY(SLUICE_REQUIRE(out_migration != NULL, "sluice_migration_create: out_migration is NULL"));
   *out_migration = NULL;
-  sluice_migration_config_t c;
-  sluice_migration_config_init(&c, sizeof c);
-  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_migration_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_migration_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_migration_config, c, config, sizeof c);
   return sluice_move_open(comm, &c, out_migration);
 }
 

@@ -192,11 +192,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   if (out_moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_create: out_moe is NULL");
   *out_moe = NULL;
   if (context == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_create: context is NULL");
-  sluice_moe_config_t checked;
-  sluice_moe_config_init(&checked, sizeof checked);
-  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_moe_config_t, restore_input),
-                                "sluice_moe_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(checked.next, "sluice_moe_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_moe_config, checked, config, offsetof(sluice_moe_config_t, restore_input));
   SLUICE_TRY(check_numbers(&checked));
   const sluice_expert_placement_t placement = {.expert_rank = checked.expert_rank, .expert_slot = checked.expert_slot};
   SLUICE_TRY(sluice_placement_check(&placement, checked.layer_id, checked.num_experts, context->world_size));

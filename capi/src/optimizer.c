@@ -79,10 +79,7 @@ static void close_on_device(sluice_optimizer_t* optimizer) {
 sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config, sluice_optimizer_t** out_optimizer) {
   SLUICE_TRY(SLUICE_REQUIRE(out_optimizer != NULL, "sluice_optimizer_create: out_optimizer is NULL"));
   *out_optimizer = NULL;
-  sluice_optimizer_config_t c;
-  sluice_optimizer_config_init(&c, sizeof c);
-  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_optimizer_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_optimizer_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_optimizer_config, c, config, sizeof c);
   SLUICE_TRY(SLUICE_REQUIRE(c.arithmetic == SLUICE_OPTIMIZER_EXACT || c.arithmetic == SLUICE_OPTIMIZER_ROUNDED,
                             "optimizer: arithmetic is %d; give SLUICE_OPTIMIZER_EXACT or SLUICE_OPTIMIZER_ROUNDED",
                             c.arithmetic));
@@ -213,9 +210,7 @@ static sluice_status_t run_step(sluice_optimizer_t* optimizer, const sluice_opti
 sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args,
                                       sluice_optimizer_step_result_t* out_result) {
   SLUICE_TRY(SLUICE_REQUIRE(optimizer != NULL, "sluice_optimizer_step: optimizer is NULL"));
-  sluice_optimizer_step_args_t a;
-  sluice_optimizer_step_args_init(&a, sizeof a);
-  SLUICE_TRY(sluice_struct_copy(&a, sizeof a, args, sizeof a, "sluice_optimizer_step_args_t"));
+  SLUICE_READ_STRUCT(sluice_optimizer_step_args, a, args, sizeof a);
   if (out_result != NULL) SLUICE_TRY(sluice_struct_check_size(out_result, "sluice_optimizer_step_result_t"));
   if (optimizer->pid != getpid()) {
     return SLUICE_FAIL(SLUICE_E_STATE,

@@ -67,9 +67,7 @@ static sluice_adam_tensor_t tensor_of(const sluice_optimizer_tensor_t* t) {
 /* Reads a group into the group of the work with that index, whose tensors begin at `tensors`. */
 static sluice_status_t read_group(const sluice_optimizer_group_t* given, int64_t index, sluice_comm_t* of_step,
                                   int32_t wanted, sluice_optimizer_work_t* work, sluice_adam_tensor_t* tensors) {
-  sluice_optimizer_group_t g;
-  sluice_optimizer_group_init(&g, sizeof g);
-  SLUICE_TRY(sluice_struct_copy(&g, sizeof g, given, sizeof g, "sluice_optimizer_group_t"));
+  SLUICE_READ_STRUCT(sluice_optimizer_group, g, given, sizeof g);
   SLUICE_TRY(SLUICE_REQUIRE(g.reserved == 0, "optimizer: group %lld: reserved is %d; set it to 0", (long long)index,
                             g.reserved));
   SLUICE_TRY(SLUICE_REQUIRE(

@@ -197,9 +197,7 @@ sluice_status_t sluice_optimizer_predict(const sluice_optimizer_workload_t* work
                                          sluice_optimizer_prediction_t* out_prediction) {
   SLUICE_TRY(SLUICE_REQUIRE(workload != NULL && out_prediction != NULL, "sluice_optimizer_predict: %s is NULL",
                             workload == NULL ? "workload" : "out_prediction"));
-  sluice_optimizer_workload_t w;
-  sluice_optimizer_workload_init(&w, sizeof w);
-  SLUICE_TRY(sluice_struct_copy(&w, sizeof w, workload, sizeof w, "sluice_optimizer_workload_t"));
+  SLUICE_READ_STRUCT(sluice_optimizer_workload, w, workload, sizeof w);
   SLUICE_TRY(sluice_struct_check_size(out_prediction, "sluice_optimizer_prediction_t"));
   SLUICE_TRY(check_workload(&w));
   sluice_optimizer_prediction_t found = {.struct_size = out_prediction->struct_size};

@@ -78,10 +78,7 @@ sluice_status_t sluice_capi_simulated_policy(const char* name, int32_t* out_poli
 /* ---- create and destroy ---- */
 
 static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluice_pipeline_terms_t* out_terms) {
-  sluice_pipeline_config_t c;
-  sluice_pipeline_config_init(&c, sizeof c);
-  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_pipeline_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_pipeline_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_pipeline_config, c, config, sizeof c);
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "pipeline: reserved is %d; set it to 0", c.reserved));
   int32_t number = 0;
   SLUICE_TRY(sluice_capi_policy(c.policy, &number));

@@ -67,10 +67,7 @@ static void fill_by_virtual_stage(const sluice_pipeline_workload_t* w, question_
 }
 
 static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload, question_t* q) {
-  sluice_pipeline_workload_t w;
-  sluice_pipeline_workload_init(&w, sizeof w);
-  SLUICE_TRY(sluice_struct_copy(&w, sizeof w, workload, sizeof w, "sluice_pipeline_workload_t"));
-  SLUICE_TRY(sluice_struct_check_next(w.next, "sluice_pipeline_workload_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_pipeline_workload, w, workload, sizeof w);
   SLUICE_TRY(SLUICE_REQUIRE(w.reserved == 0, "sluice_pipeline_workload_t: reserved is %d; set it to 0", w.reserved));
   int32_t number = 0;
   SLUICE_TRY(sluice_capi_simulated_policy(w.policy, &number));

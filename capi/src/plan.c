@@ -35,7 +35,6 @@ void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_siz
 }
 
 static sluice_status_t check_config(const sluice_plan_config_t* c) {
-  SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_plan_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX,
                             "plan: max_tokens is %lld; it must be in [1, 2^31)", (long long)c->max_tokens));
   SLUICE_TRY(SLUICE_REQUIRE(c->max_outstanding >= 1, "plan: max_outstanding is %d; it must be at least 1",
@@ -121,10 +120,7 @@ sluice_status_t sluice_plan_create(sluice_moe_t* moe, const sluice_plan_config_t
   if (out_plan == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: out_plan is NULL");
   *out_plan = NULL;
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_create: moe is NULL");
-  sluice_plan_config_t checked;
-  sluice_plan_config_init(&checked, sizeof checked);
-  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_plan_config_t, host_memory_budget),
-                                "sluice_plan_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_plan_config, checked, config, offsetof(sluice_plan_config_t, host_memory_budget));
   SLUICE_TRY(check_config(&checked));
   SLUICE_TRY(check_chunks(moe, &checked));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_create"));

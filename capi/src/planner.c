@@ -71,10 +71,7 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
   SLUICE_TRY(SLUICE_REQUIRE(out_planner != NULL, "sluice_planner_calibrate: out_planner is NULL"));
   *out_planner = NULL;
   SLUICE_TRY(SLUICE_REQUIRE(context != NULL, "sluice_planner_calibrate: context is NULL"));
-  sluice_calibration_config_t c;
-  sluice_calibration_config_init(&c, sizeof c);
-  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_calibration_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_calibration_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_calibration_config, c, config, sizeof c);
   SLUICE_TRY(SLUICE_REQUIRE(c.model_width >= 1 && c.model_width <= INT32_MAX,
                             "calibration: model_width is %lld; it must be in [1, 2^31)", (long long)c.model_width));
   SLUICE_TRY(SLUICE_REQUIRE(c.hidden_width >= 1 && c.hidden_width <= INT32_MAX / 2,
@@ -157,10 +154,7 @@ static sluice_status_t check_experts(sluice_planner_workload_t* w) {
 
 sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
   SLUICE_TRY(SLUICE_REQUIRE(given != NULL, "workload is NULL: fill in a sluice_planner_workload_t"));
-  sluice_planner_workload_init(out, sizeof *out);
-  SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, offsetof(sluice_planner_workload_t, host_memory_budget),
-                                "sluice_planner_workload_t"));
-  SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_planner_workload_t"));
+  SLUICE_READ_INTO(sluice_planner_workload, out, given, offsetof(sluice_planner_workload_t, host_memory_budget));
   SLUICE_TRY(check_sizes(out));
   SLUICE_TRY(SLUICE_REQUIRE(out->skew >= 1 && out->skew <= 1e6,
                             "workload: skew is %g; it must be at least 1 (1: balanced routing)", out->skew));
@@ -325,14 +319,8 @@ void sluice_planner_move_init(sluice_planner_move_t* out_move, size_t struct_siz
 
 sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* problem,
                                          sluice_placement_result_t* inout_result) {
-  sluice_placement_problem_t p;
-  sluice_placement_result_t r;
-  sluice_placement_problem_init(&p, sizeof p);
-  SLUICE_TRY(sluice_struct_copy(&p, sizeof p, problem, sizeof p, "sluice_placement_problem_t"));
-  SLUICE_TRY(sluice_struct_check_next(p.next, "sluice_placement_problem_t"));
-  sluice_placement_result_init(&r, sizeof r);
-  SLUICE_TRY(sluice_struct_copy(&r, sizeof r, inout_result, sizeof r, "sluice_placement_result_t"));
-  SLUICE_TRY(sluice_struct_check_next(r.next, "sluice_placement_result_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_placement_problem, p, problem, sizeof p);
+  SLUICE_READ_EXTENSIBLE(sluice_placement_result, r, inout_result, sizeof r);
   SLUICE_TRY(SLUICE_REQUIRE(r.expert_rank != NULL && r.expert_slot != NULL,
                             "result: %s is NULL; pass an array with one entry for each expert",
                             r.expert_rank == NULL ? "expert_rank" : "expert_slot"));
@@ -342,10 +330,7 @@ sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* probl
 }
 
 sluice_status_t sluice_planner_move_verdict(const sluice_planner_move_t* move, int32_t* out_verdict) {
-  sluice_planner_move_t m;
   SLUICE_TRY(SLUICE_REQUIRE(out_verdict != NULL, "sluice_planner_move_verdict: out_verdict is NULL"));
-  sluice_planner_move_init(&m, sizeof m);
-  SLUICE_TRY(sluice_struct_copy(&m, sizeof m, move, sizeof m, "sluice_planner_move_t"));
-  SLUICE_TRY(sluice_struct_check_next(m.next, "sluice_planner_move_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_planner_move, m, move, sizeof m);
   return sluice_move_verdict(&m, out_verdict);
 }

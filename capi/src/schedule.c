@@ -46,7 +46,6 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
 }
 
 static sluice_status_t check_config(const sluice_schedule_config_t* c) {
-  SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_schedule_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->direction == SLUICE_FORWARD || c->direction == SLUICE_BACKWARD,
                             "schedule: direction is %d; known are forward (0) and backward (1)", c->direction));
   SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 1 && c->num_chunks <= SLUICE_MAX_CHUNKS,
@@ -118,10 +117,7 @@ static sluice_status_t build(const sluice_template_spec_t* spec, sluice_schedule
 sluice_status_t sluice_schedule_create(const sluice_schedule_config_t* config, sluice_schedule_t** out_schedule) {
   SLUICE_TRY(SLUICE_REQUIRE(out_schedule != NULL, "sluice_schedule_create: out_schedule is NULL"));
   *out_schedule = NULL;
-  sluice_schedule_config_t checked;
-  sluice_schedule_config_init(&checked, sizeof checked);
-  SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_schedule_config_t, deduplicate),
-                                "sluice_schedule_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_schedule_config, checked, config, offsetof(sluice_schedule_config_t, deduplicate));
   SLUICE_TRY(check_config(&checked));
   sluice_template_spec_t spec;
   SLUICE_TRY(make_spec(&checked, &spec));

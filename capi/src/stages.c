@@ -27,9 +27,7 @@ void sluice_planner_result_init(sluice_planner_result_t* out_result, size_t stru
 }
 
 static sluice_status_t read_problem(const sluice_planner_problem_t* given, sluice_planner_problem_t* p) {
-  sluice_planner_problem_init(p, sizeof *p);
-  SLUICE_TRY(sluice_struct_copy(p, sizeof *p, given, sizeof *p, "sluice_planner_problem_t"));
-  SLUICE_TRY(sluice_struct_check_next(p->next, "sluice_planner_problem_t"));
+  SLUICE_READ_INTO(sluice_planner_problem, p, given, sizeof *p);
   SLUICE_TRY(SLUICE_REQUIRE(p->reserved == 0, "problem: reserved is %d; set it to 0", p->reserved));
   return SLUICE_REQUIRE(p->num_layers >= 1 && p->num_layers <= MOST_LAYERS && p->layers != NULL,
                         "problem: num_layers is %d with layers %s; it has to be in [1, %d], with layers", p->num_layers,
@@ -37,9 +35,7 @@ static sluice_status_t read_problem(const sluice_planner_problem_t* given, sluic
 }
 
 static sluice_status_t read_result(const sluice_planner_result_t* given, sluice_planner_result_t* r) {
-  sluice_planner_result_init(r, sizeof *r);
-  SLUICE_TRY(sluice_struct_copy(r, sizeof *r, given, sizeof *r, "sluice_planner_result_t"));
-  SLUICE_TRY(sluice_struct_check_next(r->next, "sluice_planner_result_t"));
+  SLUICE_READ_INTO(sluice_planner_result, r, given, sizeof *r);
   return SLUICE_REQUIRE(r->choices != NULL && r->stages != NULL,
                         "result: %s is NULL; give room for as many as there are %s",
                         r->choices == NULL ? "choices" : "stages", r->choices == NULL ? "layers" : "stages");

@@ -17,7 +17,6 @@ void sluice_swap_workload_init(sluice_swap_workload_t* out_workload, size_t stru
 }
 
 static sluice_status_t check_config(const sluice_swap_config_t* c) {
-  SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_swap_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->num_layers >= 1 && c->num_layers <= 1 << 16 && c->swapped != NULL,
                             "sluice_swap_config_t: num_layers is %d; give 1 to 65536, and swapped for each of them",
                             c->num_layers));
@@ -35,9 +34,7 @@ static sluice_status_t check_config(const sluice_swap_config_t* c) {
 sluice_status_t sluice_swap_create(const sluice_swap_config_t* config, sluice_swap_t** out_swap) {
   SLUICE_TRY(SLUICE_REQUIRE(out_swap != NULL, "sluice_swap_create: out_swap is NULL"));
   *out_swap = NULL;
-  sluice_swap_config_t c;
-  sluice_swap_config_init(&c, sizeof c);
-  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_swap_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_swap_config, c, config, sizeof c);
   SLUICE_TRY(check_config(&c));
   return sluice_swapper_open(&c, out_swap);
 }
@@ -96,10 +93,7 @@ sluice_status_t sluice_swap_get_stats(sluice_swap_t* swap, sluice_swap_stats_t* 
 sluice_status_t sluice_swap_predict(const sluice_swap_workload_t* workload, sluice_swap_prediction_t* out_prediction) {
   SLUICE_TRY(SLUICE_REQUIRE(out_prediction != NULL, "sluice_swap_predict: out_prediction is NULL"));
   SLUICE_TRY(sluice_struct_check_size(out_prediction, "sluice_swap_prediction_t"));
-  sluice_swap_workload_t w;
-  sluice_swap_workload_init(&w, sizeof w);
-  SLUICE_TRY(sluice_struct_copy(&w, sizeof w, workload, sizeof w, "sluice_swap_workload_t"));
-  SLUICE_TRY(sluice_struct_check_next(w.next, "sluice_swap_workload_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_swap_workload, w, workload, sizeof w);
   sluice_swap_prediction_t prediction = {.seconds = 0};
   SLUICE_TRY(sluice_swap_simulate(&w, sluice_process_allocator(), &prediction));
   sluice_struct_give(out_prediction, &prediction, sizeof prediction);

@@ -15,10 +15,7 @@ void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_s
 
 sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {
   SLUICE_TRY(SLUICE_REQUIRE(context != NULL, "sluice_context_tune: context is NULL"));
-  sluice_tuner_config_t c;
-  sluice_tuner_config_init(&c, sizeof c);
-  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_tuner_config_t"));
-  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_tuner_config_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_tuner_config, c, config, sizeof c);
   SLUICE_TRY(SLUICE_REQUIRE(c.mode >= SLUICE_TUNER_ADAPTIVE && c.mode <= SLUICE_TUNER_MODEL,
                             "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode));
   SLUICE_TRY(SLUICE_REQUIRE(c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,

@@ -20,7 +20,7 @@ static sluice_status_t check_tensor(const sluice_moe_t* moe, const sluice_tensor
   SLUICE_TRY(sluice_tensor_check_on(tensor, name, context->device_type, context->device_id, dtype, ndim, shape));
   if (!is_looked_up || sluice_tensor_elements(tensor) == 0) return SLUICE_OK;
   uint64_t element = sluice_dtype_bytes(sluice_tensor_dtype(tensor));
-  return context->rows->check(context, sluice_tensor_data(tensor), element, element, name);
+  return sluice_rows_check(context->rows, context, sluice_tensor_data(tensor), element, element, name);
 }
 
 sluice_status_t sluice_check_rows(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,

@@ -133,8 +133,8 @@ static sluice_status_t check_on_device(sluice_context_t* context, const sluice_t
                             "%s: begins at %p; scales of %s begin at a multiple of %d bytes", scales_name,
                             sluice_tensor_data(scales), format->name, format->scale_bytes));
   if (!is_looked_up) return SLUICE_OK;
-  SLUICE_TRY(context->rows->check(context, sluice_tensor_data(codes), 1, 1, name));
-  return context->rows->check(context, sluice_tensor_data(scales), bytes, bytes, scales_name);
+  SLUICE_TRY(sluice_rows_check(context->rows, context, sluice_tensor_data(codes), 1, 1, name));
+  return sluice_rows_check(context->rows, context, sluice_tensor_data(scales), bytes, bytes, scales_name);
 }
 
 sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor_t* codes,

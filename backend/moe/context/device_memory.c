@@ -39,13 +39,6 @@ static sluice_status_t end_group(sluice_context_t* context, sluice_stream_t stre
   return sluice_comm_group_end(context->comm, stream, status);
 }
 
-/* Device memory has no host pages to advise. */
-static void advise(const sluice_tensor_t* tensor) { (void)tensor; }
-static void advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
-                          sluice_pages_prefault_t* ahead) {
-  (void)lists, (void)num_lists, (void)count, (void)ahead;
-}
-
 static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,
                                     sluice_arena_t** out_host, uint64_t* out_with_rows) {
   *out_host = &memory->scratch;
@@ -74,9 +67,7 @@ static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) {
 
 /* Freeing memory waits for the device, which waits for enqueued exchanges. `poll` ends exchanges whose peer is gone. */
 static void end_lanes(sluice_context_t* context) {
-  if (context->comm != NULL && context->comm->vtable->poll != NULL) {
-    (void)context->comm->vtable->poll(context->comm);
-  }
+  if (context->comm != NULL) (void)sluice_comm_poll(context->comm);
 }
 
 /* Memory is released before the device is destroyed. */
@@ -95,8 +86,6 @@ const sluice_row_memory_t sluice_rows_in_device_memory = {.is_device = 1,
                                                           .exchange = exchange,
                                                           .begin_group = begin_group,
                                                           .end_group = end_group,
-                                                          .advise = advise,
-                                                          .advise_slices = advise_slices,
                                                           .take_scratch = take_scratch,
                                                           .base_bytes = base_bytes,
                                                           .limit_pool = limit_pool,

@@ -12,12 +12,6 @@ static sluice_status_t open(sluice_context_t* context, sluice_stream_t stream, i
   return SLUICE_OK;
 }
 
-static sluice_status_t check(sluice_context_t* context, const void* data, uint64_t bytes, uint64_t alignment,
-                             const char* name) {
-  (void)context, (void)data, (void)bytes, (void)alignment, (void)name;
-  return SLUICE_OK;
-}
-
 static sluice_status_t fill(sluice_context_t* context, sluice_stream_t stream, void* to, int32_t value,
                             uint64_t bytes) {
   (void)context, (void)stream;
@@ -43,13 +37,6 @@ static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange
   return sluice_comm_exchange_start(context->comm, exchange, out_request);
 }
 
-/* No groups: two requests may be in flight independently. */
-static void begin_group(sluice_context_t* context) { (void)context; }
-static sluice_status_t end_group(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status) {
-  (void)context, (void)stream;
-  return status;
-}
-
 /* All scratch lies in one arena. */
 static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,
                                     sluice_arena_t** out_host, uint64_t* out_with_rows) {
@@ -73,17 +60,6 @@ static uint64_t base_bytes(sluice_context_t* context) {
   return context->allocator.current_bytes - sized - context->step_bytes - idle;
 }
 
-/* The ledger refuses what exceeds the limit. */
-static void limit_pool(sluice_context_t* context, uint64_t bytes) { (void)context, (void)bytes; }
-
-static sluice_device_scratch_t routing_scratch(const sluice_device_t* device) {
-  (void)device;
-  return (sluice_device_scratch_t){0};
-}
-
-/* There are no timers. */
-static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) { (void)context, (void)timer; }
-
 /* Destroying the device joins the lanes, which use the objects that are released next. */
 static void end_lanes(sluice_context_t* context) {
   if (context->device != NULL) context->device->vtable->destroy(context->device);
@@ -95,19 +71,13 @@ const sluice_row_memory_t sluice_rows_in_host_memory = {.counts_host_memory = 1,
                                                         .can_give_back = 1,
                                                         .has_host_threads = 1,
                                                         .open = open,
-                                                        .check = check,
                                                         .fill = fill,
                                                         .copy = copy,
                                                         .read = read,
                                                         .exchange = exchange,
-                                                        .begin_group = begin_group,
-                                                        .end_group = end_group,
                                                         .advise = sluice_pages_advise_tensor,
                                                         .advise_slices = sluice_pages_advise_slices,
                                                         .take_scratch = take_scratch,
                                                         .base_bytes = base_bytes,
-                                                        .limit_pool = limit_pool,
-                                                        .routing_scratch = routing_scratch,
-                                                        .destroy_timer = destroy_timer,
                                                         .end_lanes = end_lanes,
                                                         .end_memory = end_memory};

@@ -84,8 +84,8 @@ typedef struct sluice_policy_hook_vtable_s {
    * before headers. */
   void (*of_size)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                   sluice_pass_choice_t* out_choice);
-  /* Optional. Called before `attach` for a layer with SLUICE_DEDUPLICATE_ANY: whether the hook can choose between rows
-   * and token copies; the same on all ranks. 0, or no function: the layer sends rows. */
+  /* Called before `attach` for a layer with SLUICE_DEDUPLICATE_ANY: whether the hook can choose between rows
+   * and token copies; the same on all ranks. 0: the layer sends rows. */
   int32_t (*chooses_copies)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);
   /* Under a budget, with the same result on all ranks: the number of plans that may race; whether a plan is fixed
    * already; and, after `agree`, the plan in moe->plans for batches of this size that this forward takes. */

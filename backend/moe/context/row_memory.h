@@ -3,7 +3,9 @@
  * is chosen once, when the context gets its device, so that code that works on rows does not ask which memory it is.
  *
  * Work is enqueued on `stream`, the host's or a lane's (NULL in host memory), and is complete when the stream is; in
- * host memory at once. Errors: those of device/device_memory.h; host memory has none. */
+ * host memory at once. Errors: those of device/device_memory.h; host memory has none.
+ *
+ * Entries that may be NULL say what NULL means. Call these by the functions below the table. */
 #pragma once
 
 #include "backend/base/pages_prefault.h"
@@ -20,7 +22,7 @@ typedef struct sluice_row_memory_s {
   int32_t has_host_threads;   /* lanes are threads, so that their CPU time is meaningful */
   /* The first function of a call; also tells whether the stream is being captured into a graph. */
   sluice_status_t (*open)(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured);
-  /* INVALID_ARGUMENT, naming the tensor, if `data` is not valid row memory. */
+  /* INVALID_ARGUMENT, naming the tensor, if `data` is not valid row memory. NULL: all memory is valid. */
   sluice_status_t (*check)(sluice_context_t* context, const void* data, uint64_t bytes, uint64_t alignment,
                            const char* name);
   sluice_status_t (*fill)(sluice_context_t* context, sluice_stream_t stream, void* to, int32_t value, uint64_t bytes);
@@ -33,10 +35,10 @@ typedef struct sluice_row_memory_s {
   sluice_status_t (*exchange)(sluice_context_t* context, const sluice_exchange_t* exchange, sluice_stream_t stream,
                               sluice_comm_request_t** out_request);
   /* With device memory, exchanges posted between the two functions are one operation of the stream. `status`: of the
-   * calls in between, returned unless it is OK. */
+   * calls in between, returned unless it is OK. Both NULL: there are no groups, and requests are independent. */
   void (*begin_group)(sluice_context_t* context);
   sluice_status_t (*end_group)(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status);
-  /* Called before fresh pages are written. */
+  /* Called before fresh pages are written. Both NULL: rows lie in no pages of the host. */
   void (*advise)(const sluice_tensor_t* tensor);
   void (*advise_slices)(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
                         sluice_pages_prefault_t* ahead);
@@ -46,15 +48,46 @@ typedef struct sluice_row_memory_s {
                                   sluice_arena_t** out_host, uint64_t* out_with_rows);
   /* Bytes allocated now, except steps and the arenas that a plan sizes again. */
   uint64_t (*base_bytes)(sluice_context_t* context);
-  /* Limits the bytes of offloaded rows from now on; 0: no limit. */
+  /* Limits the bytes of offloaded rows from now on; 0: no limit. NULL: the ledger refuses what exceeds the limit. */
   void (*limit_pool)(sluice_context_t* context, uint64_t bytes);
-  /* Additional scratch that ordering routes takes on the device. */
+  /* Additional scratch that ordering routes takes on the device. NULL: none. */
   sluice_device_scratch_t (*routing_scratch)(const sluice_device_t* device);
-  void (*destroy_timer)(sluice_context_t* context, sluice_timer_t* timer);
+  void (*destroy_timer)(sluice_context_t* context, sluice_timer_t* timer); /* NULL: there are no timers */
   /* End of a context: end_lanes before objects of lanes are released, end_memory when nothing uses rows any more. */
   void (*end_lanes)(sluice_context_t* context);
   void (*end_memory)(sluice_context_t* context);
 } sluice_row_memory_t;
+
+static inline sluice_status_t sluice_rows_check(const sluice_row_memory_t* rows, sluice_context_t* context,
+                                                const void* data, uint64_t bytes, uint64_t alignment,
+                                                const char* name) {
+  return rows->check == NULL ? SLUICE_OK : rows->check(context, data, bytes, alignment, name);
+}
+static inline void sluice_rows_begin_group(const sluice_row_memory_t* rows, sluice_context_t* context) {
+  if (rows->begin_group != NULL) rows->begin_group(context);
+}
+static inline sluice_status_t sluice_rows_end_group(const sluice_row_memory_t* rows, sluice_context_t* context,
+                                                    sluice_stream_t stream, sluice_status_t status) {
+  return rows->end_group == NULL ? status : rows->end_group(context, stream, status);
+}
+static inline void sluice_rows_advise(const sluice_row_memory_t* rows, const sluice_tensor_t* tensor) {
+  if (rows->advise != NULL) rows->advise(tensor);
+}
+static inline void sluice_rows_advise_slices(const sluice_row_memory_t* rows, const sluice_tensor_t* const* lists,
+                                             int32_t num_lists, int32_t count, sluice_pages_prefault_t* ahead) {
+  if (rows->advise_slices != NULL) rows->advise_slices(lists, num_lists, count, ahead);
+}
+static inline void sluice_rows_limit_pool(const sluice_row_memory_t* rows, sluice_context_t* context, uint64_t bytes) {
+  if (rows->limit_pool != NULL) rows->limit_pool(context, bytes);
+}
+static inline sluice_device_scratch_t sluice_rows_routing_scratch(const sluice_row_memory_t* rows,
+                                                                  const sluice_device_t* device) {
+  return rows->routing_scratch == NULL ? (sluice_device_scratch_t){0} : rows->routing_scratch(device);
+}
+static inline void sluice_rows_destroy_timer(const sluice_row_memory_t* rows, sluice_context_t* context,
+                                             sluice_timer_t* timer) {
+  if (rows->destroy_timer != NULL) rows->destroy_timer(context, timer);
+}
 
 extern const sluice_row_memory_t sluice_rows_in_host_memory;
 extern const sluice_row_memory_t sluice_rows_in_device_memory;

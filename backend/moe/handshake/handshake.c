@@ -300,7 +300,7 @@ static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
 static void pack_counts(const sluice_binding_t* b, int32_t r) {
   const sluice_moe_t* moe = b->moe;
   int32_t experts = sluice_layer_experts_of(moe, r);
-  int32_t* out = b->copies->pack(b, r, words_for(b, r));
+  int32_t* out = sluice_copies_pack(b, r, words_for(b, r));
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     memcpy(out + (int64_t)i * experts,
            b->send_counts + (int64_t)i * moe->shape.config.num_experts + moe->first_position[r],
@@ -361,7 +361,7 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   char phase[96];
   snprintf(phase, sizeof phase, "counts of layer %d", moe->shape.config.layer_id);
   SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
-  b->copies->unpack(b);
+  sluice_copies_unpack(b);
   count_rows(b);
   return check_counts(b);
 }
@@ -510,7 +510,7 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
            (size_t)sluice_min(words_of(binding, context->rank), COUNTS_IN_HEADER) * sizeof(int32_t));
   }
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_HEADER, phase));
-  binding->copies->unpack(binding);
+  sluice_copies_unpack(binding);
   count_rows(binding);
   return check_counts(binding);
 }

@@ -94,7 +94,7 @@ static void settle_copies(sluice_moe_t* moe) {
   const int has_copies = context->world_size > 1 && c->top_k > 1 && !c->reuse &&
                          c->exchange_mode == SLUICE_EXCHANGE_EXACT && !sluice_makes_plans(moe);
   moe->kind = kind_of(moe, context->world_size); /* the kind that imported decisions have, if the layer stays open */
-  const int is_chosen = hook != NULL && hook->vtable->chooses_copies != NULL && hook->vtable->chooses_copies(hook, moe);
+  const int is_chosen = hook != NULL && hook->vtable->chooses_copies(hook, moe);
   if (!has_copies || !is_chosen) c->deduplicate = SLUICE_DEDUPLICATE_NONE;
 }
 
@@ -181,7 +181,7 @@ void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references,
 
 static void drop_timers(sluice_moe_t* moe) {
   for (int i = 0; i < 2; ++i) {
-    moe->context->rows->destroy_timer(moe->context, moe->decision.timers[i]);
+    sluice_rows_destroy_timer(moe->context->rows, moe->context, moe->decision.timers[i]);
     moe->decision.timers[i] = NULL;
   }
 }

@@ -35,7 +35,7 @@ sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe, int two
       .gemm_bytes = strcmp(context->gemm->name, "ref") == 0 ? 0 : SLUICE_BORROWED_GEMM_BYTES,
       .events_bytes = device->vtable->events_bytes,
       .device = device,
-      .device_scratch = context->rows->routing_scratch(device),
+      .device_scratch = sluice_rows_routing_scratch(context->rows, device),
       .rings = &context->rings,
       .shares = sluice_context_budget_shares(context),
       .user = (void*)(uintptr_t)moe,

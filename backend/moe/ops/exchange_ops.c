@@ -454,7 +454,7 @@ static sluice_status_t land(sluice_pass_t* pass, const sluice_op_t* op) {
   sluice_transfer_t rows = {0}, scalars = {0};
   pass->exchange_left = SLUICE_EXCHANGE_TAKEN;
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk); /* not written: rows arrive in the tensor */
-  memory->begin_group(pass->context);
+  sluice_rows_begin_group(memory, pass->context);
   sluice_status_t status =
       start_towards_experts(pass, op, sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk), in,
                             is_grad ? SLUICE_T_DDO : SLUICE_T_DI, pass->slots[SLUICE_T_SEND].row_bytes, &rows);
@@ -462,7 +462,7 @@ static sluice_status_t land(sluice_pass_t* pass, const sluice_op_t* op) {
     status = start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, SLUICE_T_ROUTE,
                                    sizeof(float), &scalars);
   }
-  return memory->end_group(pass->context, sluice_pass_stream(pass, op), status);
+  return sluice_rows_end_group(memory, pass->context, sluice_pass_stream(pass, op), status);
 }
 
 /* As unpack_on_device: own weights go through the scratch for received weights. */

@@ -52,10 +52,10 @@ static sluice_status_t start_scalars(sluice_pass_t* pass, const sluice_op_t* op,
 static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0}, scalars = {0};
   const sluice_row_memory_t* memory = pass->context->rows;
-  memory->begin_group(pass->context);
+  sluice_rows_begin_group(memory, pass->context);
   sluice_status_t status = start_rows(pass, op, &rows);
   if (status == SLUICE_OK) status = start_scalars(pass, op, &scalars);
-  SLUICE_TRY(memory->end_group(pass->context, sluice_pass_stream(pass, op), status));
+  SLUICE_TRY(sluice_rows_end_group(memory, pass->context, sluice_pass_stream(pass, op), status));
   SLUICE_TRY(sluice_join_own(pass, op));
   pass->times[index].bytes = rows.bytes + scalars.bytes;
   SLUICE_TRY(sluice_finish(pass, op, &rows));
@@ -90,17 +90,17 @@ static sluice_status_t close_group(sluice_pass_t* pass, const sluice_op_t* op, i
   sluice_transfer_t opened = {.request = pass->opened}, rows = {0}, scalars[2] = {{0}, {0}};
   pass->opened = NULL;
   const sluice_row_memory_t* memory = pass->context->rows;
-  memory->begin_group(pass->context);
+  sluice_rows_begin_group(memory, pass->context);
   sluice_status_t status = start_rows(pass, op, &rows);
   if (status != SLUICE_OK) { /* the communicator is broken: finish the open request */
     (void)sluice_finish(pass, first, &opened);
-    return memory->end_group(pass->context, sluice_pass_stream(pass, op), status);
+    return sluice_rows_end_group(memory, pass->context, sluice_pass_stream(pass, op), status);
   }
   status = sluice_finish(pass, first, &opened);
   if (status == SLUICE_OK) status = sluice_finish(pass, op, &rows);
   if (status == SLUICE_OK) status = start_scalars(pass, first, &scalars[0]);
   if (status == SLUICE_OK) status = start_scalars(pass, op, &scalars[1]);
-  SLUICE_TRY(memory->end_group(pass->context, sluice_pass_stream(pass, op), status));
+  SLUICE_TRY(sluice_rows_end_group(memory, pass->context, sluice_pass_stream(pass, op), status));
   pass->times[index - 1].bytes += scalars[0].bytes;
   pass->times[index].bytes = rows.bytes + scalars[1].bytes;
   SLUICE_TRY(sluice_finish(pass, first, &scalars[0]));

@@ -53,7 +53,7 @@ static sluice_status_t run_watched(sluice_pass_t* pass, int32_t first, int32_t l
 static sluice_status_t run_job(void* user, int32_t last, sluice_stream_t stream) {
   sluice_pass_t* pass = user;
   const sluice_op_t* op = &pass->schedule->ops[last];
-  int32_t first = sluice_pass_lanes(pass)->first_of_job(pass->schedule, last);
+  int32_t first = sluice_lanes_first_of_job(pass, last);
   pass->streams[op->lane] = stream;
   if (pass->host.is_on && op->lane == SLUICE_LANE_COMPUTE) return run_watched(pass, first, last);
   if (last == pass->comm_jobs.first) pass->comm_jobs.began_cpu_ns = sluice_thread_cpu_ns();
@@ -78,12 +78,11 @@ static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) 
 
 static sluice_status_t submit_all(sluice_pass_t* pass) {
   const sluice_template_t* schedule = pass->schedule;
-  const sluice_pass_lanes_t* lanes = sluice_pass_lanes(pass);
   pass->comm_jobs.first = pass->comm_jobs.last = NO_JOB;
   for (int32_t i = 0; i < schedule->num_ops; ++i) {
-    if (!lanes->ends_job(schedule, i)) continue;
-    if (schedule->ops[i].lane == SLUICE_LANE_COMM) lanes->note_comm_job(pass, i);
-    SLUICE_TRY(submit(pass, lanes->first_of_job(schedule, i), i));
+    if (!sluice_lanes_ends_job(pass, i)) continue;
+    if (schedule->ops[i].lane == SLUICE_LANE_COMM) sluice_lanes_note_comm_job(pass, i);
+    SLUICE_TRY(submit(pass, sluice_lanes_first_of_job(pass, i), i));
   }
   return SLUICE_OK;
 }
@@ -233,10 +232,9 @@ static sluice_status_t run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
   sluice_pass_report_t* enqueued = &pass->moe->decision.enqueued[pass->schedule->spec.direction];
   enqueued->pass_ns = 0;
-  const sluice_pass_lanes_t* lanes = sluice_pass_lanes(pass);
-  if (!pass->is_marked) pass->is_marked = lanes->mark(pass, 0) == SLUICE_OK;
+  if (!pass->is_marked) pass->is_marked = sluice_lanes_mark(pass, 0) == SLUICE_OK;
   pass->has_begun = 1;
-  lanes->begin_op_times(pass);
+  sluice_lanes_begin_op_times(pass);
   uint64_t begin_ns = sluice_now_ns();
   uint64_t begin_cpu_ns = pass->host.is_on ? sluice_thread_cpu_ns() : 0;
   device->counts_waits = pass->host.is_on;
@@ -246,9 +244,9 @@ static sluice_status_t run(sluice_pass_t* pass) {
   /* Join in any case: lanes may be running submitted jobs. join reports the first failure. */
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;
-  int has_end = pass->is_marked && status == SLUICE_OK && lanes->mark(pass, 1) == SLUICE_OK;
+  int has_end = pass->is_marked && status == SLUICE_OK && sluice_lanes_mark(pass, 1) == SLUICE_OK;
   if (status == SLUICE_OK) {
-    lanes->take_op_times(pass, begin_ns);
+    sluice_lanes_take_op_times(pass, begin_ns);
     record(pass);
     if (pass->host.is_on) record_walk(pass, begin_cpu_ns);
     trace(pass);

@@ -11,17 +11,10 @@ static int32_t thread_first_of_job(const sluice_template_t* schedule, int32_t la
   return schedule->ops[last].first_of_run;
 }
 
-static int thread_ends_job(const sluice_template_t* schedule, int32_t i) { return sluice_ends_run(schedule, i); }
-
 /* The clock of the communication lane's thread is read at both ends of its jobs: a system call each. */
 static void thread_note_comm_job(sluice_pass_t* pass, int32_t i) {
   if (pass->comm_jobs.first < 0) pass->comm_jobs.first = i;
   pass->comm_jobs.last = i;
-}
-
-static sluice_status_t thread_mark(const sluice_pass_t* pass, int32_t is_end) {
-  (void)pass, (void)is_end;
-  return SLUICE_OK;
 }
 
 static void thread_report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
@@ -31,38 +24,16 @@ static void thread_report(sluice_pass_t* pass, const sluice_pass_report_t* repor
   own->comm_ns = (float)lane_ns[SLUICE_LANE_COMM];
 }
 
-static void thread_take_pass_times(sluice_moe_t* moe) { (void)moe; }
-static void thread_begin_op_times(const sluice_pass_t* pass) { (void)pass; }
-static void thread_take_op_times(sluice_pass_t* pass, uint64_t begin_ns) { (void)pass, (void)begin_ns; }
-
 const sluice_pass_lanes_t sluice_lanes_of_threads = {.first_of_job = thread_first_of_job,
-                                                     .ends_job = thread_ends_job,
+                                                     .ends_job = sluice_ends_run,
                                                      .note_comm_job = thread_note_comm_job,
-                                                     .mark = thread_mark,
-                                                     .report = thread_report,
-                                                     .take_pass_times = thread_take_pass_times,
-                                                     .begin_op_times = thread_begin_op_times,
-                                                     .take_op_times = thread_take_op_times};
+                                                     .report = thread_report};
 
 /* ---- lanes that are streams of a device, which times passes and ops ---- */
 
 #define TIMED_PASSES  8 /* passes of a layer and direction whose lanes are timed: as many as medians of rates use */
 #define NAP_NS        20000
 #define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator; else its timeout counts */
-
-/* Each op is a job: enqueueing several as one gains nothing. */
-static int32_t stream_first_of_job(const sluice_template_t* schedule, int32_t last) {
-  (void)schedule;
-  return last;
-}
-
-static int stream_ends_job(const sluice_template_t* schedule, int32_t i) {
-  (void)schedule, (void)i;
-  return 1;
-}
-
-/* Lanes have no threads. */
-static void stream_note_comm_job(sluice_pass_t* pass, int32_t i) { (void)pass, (void)i; }
 
 static sluice_status_t stream_mark(const sluice_pass_t* pass, int32_t is_end) {
   sluice_device_t* device = pass->context->device;
@@ -121,9 +92,7 @@ static void stream_begin_op_times(const sluice_pass_t* pass) {
   pass->context->device->memory->clock->time_ops(pass->context->device, is_timed(pass));
 }
 
-static int peers_are_there(sluice_comm_t* comm) {
-  return comm == NULL || comm->vtable->poll == NULL || comm->vtable->poll(comm) == SLUICE_OK;
-}
+static int peers_are_there(sluice_comm_t* comm) { return comm == NULL || sluice_comm_poll(comm) == SLUICE_OK; }
 
 /* *out_waited: the pass was still running when this was called. */
 static int wait_for_times(const sluice_pass_t* pass, uint64_t* begins, uint64_t* ends, int* out_waited) {
@@ -165,10 +134,8 @@ static void stream_take_op_times(sluice_pass_t* pass, uint64_t begin_ns) {
   sluice_free(&pass->context->allocator, times, bytes);
 }
 
+/* Each op is a job: enqueueing several as one gains nothing. */
 const sluice_pass_lanes_t sluice_lanes_of_streams = {.are_streams = 1,
-                                                     .first_of_job = stream_first_of_job,
-                                                     .ends_job = stream_ends_job,
-                                                     .note_comm_job = stream_note_comm_job,
                                                      .mark = stream_mark,
                                                      .report = stream_report,
                                                      .take_pass_times = stream_take_pass_times,

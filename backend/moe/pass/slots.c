@@ -36,13 +36,12 @@ static int may_join(const sluice_moe_t* moe, int32_t tensor) {
 }
 
 static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk) {
-  const sluice_copies_t* copies = b->copies;
   switch (tensor) {
-    case SLUICE_T_SEND: return (uint64_t)copies->max_chunk_remote(b);
+    case SLUICE_T_SEND: return (uint64_t)sluice_copies_max_chunk_remote(b);
     case SLUICE_T_RECV: /* also holds the returned rows, own rows included */
-      return (uint64_t)sluice_max(copies->max_chunk_remote(b), copies->max_chunk_sent(b));
-    case SLUICE_T_NODE: return copies->max_chunk_node == NULL ? 0 : (uint64_t)copies->max_chunk_node(b);
-    case SLUICE_T_COPY_WEIGHTS: return (uint64_t)copies->num_weighted(b, chunk);
+      return (uint64_t)sluice_max(sluice_copies_max_chunk_remote(b), sluice_copies_max_chunk_sent(b));
+    case SLUICE_T_NODE: return (uint64_t)sluice_copies_max_chunk_node(b);
+    case SLUICE_T_COPY_WEIGHTS: return (uint64_t)sluice_copies_num_weighted(b, chunk);
     default: return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
   }
 }

@@ -79,8 +79,8 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
       sluice_arena_take(arena, (uint64_t)b->world_size * (uint64_t)num_chunks * (uint64_t)b->num_local * 4);
   uint64_t words = (uint64_t)b->copies->header_words * (uint64_t)b->world_size;
   b->counts_out = sluice_arena_take(arena, (uint64_t)num_chunks * (num_experts + words) * 4);
-  b->copies->take_counts(b);
-  b->routes->take_orders(b, room, num_routes);
+  sluice_copies_take_counts(b);
+  sluice_routes_take_orders(b, room, num_routes);
   *out_cursor = sluice_arena_take(arena, num_experts * 8);
   if (first_token == NULL) {
     cut_tokens(b);
@@ -169,7 +169,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
       row += b->rows_of_expert[(int64_t)i * b->num_local + e];
     }
   }
-  b->routes->finish(b);
+  sluice_routes_finish(b);
   /* Positions number the returned rows with 32 bits. */
   if (sluice_max(b->num_rows, b->first_returned[b->num_chunks]) > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,

@@ -81,7 +81,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
                                     const int32_t* ranks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
   const sluice_shape_t shape = sluice_binding_shape(b);
-  const sluice_device_scratch_t scratch = context->rows->routing_scratch(context->device);
+  const sluice_device_scratch_t scratch = sluice_rows_routing_scratch(context->rows, context->device);
   b->token_copies.sent_route_index =
       sluice_arena_take(&b->memory->routes, sluice_device_route_index_bytes(&shape, b->num_tokens));
   const sluice_device_token_copies_t token_copies = {
@@ -114,7 +114,7 @@ static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, co
                                    int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_routing_kernels_t* kernels = context->device->memory->routing;
-  const sluice_device_scratch_t scratch = context->rows->routing_scratch(context->device);
+  const sluice_device_scratch_t scratch = sluice_rows_routing_scratch(context->rows, context->device);
   const sluice_shape_t shape = sluice_binding_shape(b);
   int32_t num_experts = shape.config.num_experts;
   uint64_t counts_bytes = sluice_device_counts_bytes(&shape, b->num_chunks);
@@ -180,7 +180,7 @@ static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, slu
                             const sluice_tensor_t* expert_ids, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_routing_kernels_t* kernels = context->device->memory->routing;
-  const sluice_device_scratch_t device_scratch = context->rows->routing_scratch(context->device);
+  const sluice_device_scratch_t device_scratch = sluice_rows_routing_scratch(context->rows, context->device);
   int32_t num_experts = moe->shape.config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
   uint64_t bytes = sluice_device_block_counts_bytes(&moe->shape, num_blocks),
            scratch = kernels->route_scratch_bytes(0, num_experts);
@@ -272,35 +272,9 @@ static sluice_status_t sum(const sluice_moe_t* moe, const sluice_tensor_t* exper
   return SLUICE_OK;
 }
 
-static sluice_status_t check(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
-  (void)moe, (void)expert_ids;
-  return SLUICE_OK;
-}
-
-static uint64_t hash(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
-  (void)moe, (void)expert_ids;
-  return 0;
-}
-
 static void take_offsets(sluice_binding_t* b, int64_t num_sent) {
   (void)num_sent;
   b->first_order = sluice_arena_take(&b->memory->binding, ((uint64_t)b->num_chunks + 1) * 8);
-}
-
-/* Orders lie in device memory. */
-static void take_orders(sluice_binding_t* b, int64_t room, int64_t num_routes) {
-  (void)b, (void)room, (void)num_routes;
-}
-static void finish(sluice_binding_t* b) { (void)b; }
-
-/* META holds no routes of a device. */
-static char* save(const sluice_binding_t* b, char* at) {
-  (void)b;
-  return at;
-}
-static const int32_t* find(sluice_binding_t* b, const int32_t* at) {
-  (void)b;
-  return at;
 }
 
 static uint64_t kept_bytes(const sluice_binding_t* b) {
@@ -317,14 +291,8 @@ const sluice_routes_t sluice_routes_in_device_memory = {.order = order,
                                                         .look = look,
                                                         .sum = sum,
                                                         .order_blocks = order_blocks,
-                                                        .check = check,
                                                         .order_capacity = order_capacity,
-                                                        .hash = hash,
                                                         .take_offsets = take_offsets,
-                                                        .take_orders = take_orders,
-                                                        .finish = finish,
-                                                        .save = save,
-                                                        .find = find,
                                                         .kept_bytes = kept_bytes,
                                                         .keep = keep,
                                                         .place = place};

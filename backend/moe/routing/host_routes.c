@@ -222,17 +222,7 @@ static const int32_t* find(sluice_binding_t* b, const int32_t* at) {
   return b->position + b->num_tokens * b->top_k;
 }
 
-/* All of it is in META. */
-static uint64_t kept_bytes(const sluice_binding_t* b) {
-  (void)b;
-  return 0;
-}
-static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
-  (void)b, (void)stream, (void)kept;
-  return SLUICE_OK;
-}
-static void place(sluice_binding_t* b, void* kept) { (void)b, (void)kept; }
-
+/* META holds all that a step keeps. */
 const sluice_routes_t sluice_routes_in_host_memory = {.order = order,
                                                       .look = look,
                                                       .sum = sum,
@@ -244,7 +234,4 @@ const sluice_routes_t sluice_routes_in_host_memory = {.order = order,
                                                       .take_orders = take_orders,
                                                       .finish = finish,
                                                       .save = save,
-                                                      .find = find,
-                                                      .kept_bytes = kept_bytes,
-                                                      .keep = keep,
-                                                      .place = place};
+                                                      .find = find};

@@ -374,25 +374,10 @@ static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int3
   return SLUICE_OK;
 }
 
-static void take_counts(sluice_binding_t* b) { sluice_copies_in_host_memory.take_counts(b); }
-static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
-  return sluice_copies_in_host_memory.pack(b, r, out);
-}
-static void unpack(sluice_binding_t* b) { sluice_copies_in_host_memory.unpack(b); }
-static uint64_t kept_bytes(const sluice_binding_t* b) { return sluice_copies_in_host_memory.kept_bytes(b); }
-static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
-  return sluice_copies_in_host_memory.keep(b, stream, kept);
-}
-
-const sluice_copies_t sluice_copies_by_node = {.take_counts = take_counts,
-                                               .pack = pack,
-                                               .unpack = unpack,
-                                               .exchange = exchange,
+const sluice_copies_t sluice_copies_by_node = {.exchange = exchange,
                                                .max_chunk_remote = sluice_node_copies_max_chunk_remote,
                                                .max_chunk_sent = sluice_node_copies_max_chunk_sent,
                                                .max_chunk_node = sluice_node_copies_max_chunk_node,
                                                .num_weighted = sluice_token_copies_num_weighted,
                                                .save = save,
-                                               .kept_bytes = kept_bytes,
-                                               .keep = keep,
                                                .restore = restore};

@@ -82,8 +82,8 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   char* at = body;
   at = put(at, b->send_counts, n * (uint64_t)b->moe->shape.config.num_experts * 4);
   at = put(at, b->recv_counts, n * (uint64_t)b->world_size * (uint64_t)b->num_local * 4);
-  at = b->routes->save(b, at);
-  at = b->copies->save(b, at);
+  at = sluice_routes_save(b, at);
+  at = sluice_copies_save(b, at);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i], b->restore_input[i] | b->restore_pre_activation[i] << 8 |
                                                              b->wgrad_mode << 16 | b->grouped << 22 |
@@ -189,13 +189,13 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
   /* Counts and orders are read in META, without a copy. */
   b->send_counts = (int32_t*)((const char*)meta + sizeof header);
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
-  const int32_t* chunks = b->routes->find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);
+  const int32_t* chunks = sluice_routes_find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);
   int32_t* copies = (int32_t*)(uintptr_t)chunks;
   const sluice_shape_t shape = sluice_binding_shape(b);
   chunks += sluice_binding_meta_token_copies_bytes(&shape, header.num_chunks, header.num_rows) / sizeof *chunks;
   chunks += sluice_binding_meta_node_copies_bytes(&shape, header.num_chunks, header.num_node_copies) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
-  b->routes->place(b, kept);
+  sluice_routes_place(b, kept);
   int64_t first = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     b->first_sent[i] = first;
@@ -208,7 +208,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
                        "layer %d: the saved buffer META is damaged: its counts do not add up",
                        moe->shape.config.layer_id);
   }
-  return b->copies->restore(b, stream, copies, kept);
+  return sluice_copies_restore(b, stream, copies, kept);
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

@@ -249,15 +249,6 @@ sluice_status_t sluice_token_copies_restore(sluice_binding_t* b, int32_t* route_
 
 /* ---- the rest of the table ---- */
 
-static void take_counts(sluice_binding_t* b) { b->counts_in = b->recv_counts; }
-
-/* Numbers of token copies follow from the route indices. */
-static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
-  (void)b, (void)r;
-  return out;
-}
-static void unpack(sluice_binding_t* b) { (void)b; }
-
 static char* save(const sluice_binding_t* b, char* at) {
   const sluice_shape_t shape = sluice_binding_shape(b);
   const uint64_t bytes = sluice_binding_meta_token_copies_bytes(&shape, b->num_chunks, b->num_rows);
@@ -265,29 +256,15 @@ static char* save(const sluice_binding_t* b, char* at) {
   return at + bytes;
 }
 
-/* All of it is in META. */
-static uint64_t kept_bytes(const sluice_binding_t* b) {
-  (void)b;
-  return 0;
-}
-static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
-  (void)b, (void)stream, (void)kept;
-  return SLUICE_OK;
-}
-
 static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int32_t* saved, void* kept) {
   (void)stream, (void)kept;
   return sluice_token_copies_restore(b, saved);
 }
 
-const sluice_copies_t sluice_copies_in_host_memory = {.take_counts = take_counts,
-                                                      .pack = pack,
-                                                      .unpack = unpack,
-                                                      .exchange = exchange,
+/* Numbers of token copies follow from the route indices, so headers hold none. META holds all that a step keeps. */
+const sluice_copies_t sluice_copies_in_host_memory = {.exchange = exchange,
                                                       .max_chunk_remote = sluice_token_copies_max_chunk_remote,
                                                       .max_chunk_sent = sluice_token_copies_max_chunk_sent,
                                                       .num_weighted = sluice_token_copies_num_weighted,
                                                       .save = save,
-                                                      .kept_bytes = kept_bytes,
-                                                      .keep = keep,
                                                       .restore = restore};

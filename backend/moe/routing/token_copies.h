@@ -49,5 +49,12 @@ static inline int64_t sluice_token_copies_num_weighted(const sluice_binding_t* b
   return b->token_copies.first_arrived[chunk + 1] - b->token_copies.first_arrived[chunk];
 }
 
+/* Entries of both tables in device memory. */
+void sluice_device_token_copies_take_counts(sluice_binding_t* binding);
+int32_t* sluice_device_token_copies_pack(const sluice_binding_t* binding, int32_t r, int32_t* out);
+void sluice_device_token_copies_unpack(sluice_binding_t* binding);
+uint64_t sluice_device_token_copies_kept_bytes(const sluice_binding_t* binding);
+sluice_status_t sluice_device_token_copies_keep(const sluice_binding_t* binding, sluice_stream_t stream, void* kept);
+
 /* Fails with MISMATCH naming the rank. */
 sluice_status_t sluice_token_copies_refuse(const sluice_binding_t* b, int32_t source);

@@ -10,7 +10,7 @@
 
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
-static uint64_t kept_bytes(const sluice_binding_t* b) {
+uint64_t sluice_device_token_copies_kept_bytes(const sluice_binding_t* b) {
   const sluice_shape_t shape = sluice_binding_shape(b);
   return sluice_token_copies_kept_bytes_of(&shape, b->token_copies.first_arrived[b->num_chunks], b->num_rows);
 }
@@ -213,7 +213,7 @@ static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
   tables_t tables;
   SLUICE_TRY(take_tables(b, 0, &tables));
   SLUICE_TRY(finish_numbers(b));
-  uint64_t kept = kept_bytes(b), weights = words(p->first_arrived[b->num_chunks] * b->top_k);
+  uint64_t kept = sluice_device_token_copies_kept_bytes(b), weights = words(p->first_arrived[b->num_chunks] * b->top_k);
   SLUICE_TRY(sluice_arena_reset(arena, kept + weights + words(b->num_rows) + words(b->num_sent),
                                 "token copies on the device"));
   place_kept(b, sluice_arena_take(arena, kept));
@@ -234,7 +234,7 @@ sluice_status_t sluice_token_copies_restore_on_device(sluice_binding_t* b, void*
 
 /* ---- the rest of the table ---- */
 
-static void take_counts(sluice_binding_t* b) {
+void sluice_device_token_copies_take_counts(sluice_binding_t* b) {
   sluice_arena_t* arena = &b->memory->binding;
   const uint64_t numbers = (uint64_t)b->num_chunks * (uint64_t)b->world_size;
   b->token_copies.send_counts = sluice_arena_take(arena, numbers * 4);
@@ -242,13 +242,13 @@ static void take_counts(sluice_binding_t* b) {
   b->counts_in = sluice_arena_take(arena, numbers * ((uint64_t)b->num_local + 1) * 4);
 }
 
-static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
+int32_t* sluice_device_token_copies_pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
   for (int32_t i = 0; i < b->num_chunks; ++i) *out++ = b->token_copies.send_counts[(int64_t)i * b->world_size + r];
   return out;
 }
 
 /* Reads the received words; own counts are set already, the numbers of own token copies are not. */
-static void unpack(sluice_binding_t* b) {
+void sluice_device_token_copies_unpack(sluice_binding_t* b) {
   const int32_t n = b->num_chunks, self = b->moe->context->rank;
   const int64_t words_of_rank = (int64_t)n * (b->num_local + 1);
   for (int32_t r = 0; r < b->world_size; ++r) {
@@ -266,11 +266,11 @@ static char* save(const sluice_binding_t* b, char* at) {
   return at + 2 * bytes;
 }
 
-static void* behind_routes(const sluice_binding_t* b, void* kept) { return (char*)kept + b->routes->kept_bytes(b); }
+static void* behind_routes(const sluice_binding_t* b, void* kept) { return (char*)kept + sluice_routes_kept_bytes(b); }
 
-static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
+sluice_status_t sluice_device_token_copies_keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
   sluice_context_t* context = b->moe->context;
-  const uint64_t bytes = kept_bytes(b);
+  const uint64_t bytes = sluice_device_token_copies_kept_bytes(b);
   if (bytes == 0) return SLUICE_OK;
   return context->rows->copy(context, stream, behind_routes(b, kept), b->token_copies.position, bytes);
 }
@@ -283,14 +283,14 @@ static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int3
 }
 
 const sluice_copies_t sluice_copies_in_device_memory = {.header_words = 1,
-                                                        .take_counts = take_counts,
-                                                        .pack = pack,
-                                                        .unpack = unpack,
+                                                        .take_counts = sluice_device_token_copies_take_counts,
+                                                        .pack = sluice_device_token_copies_pack,
+                                                        .unpack = sluice_device_token_copies_unpack,
                                                         .exchange = exchange,
                                                         .max_chunk_remote = sluice_token_copies_max_chunk_remote,
                                                         .max_chunk_sent = sluice_token_copies_max_chunk_sent,
                                                         .num_weighted = sluice_token_copies_num_weighted,
                                                         .save = save,
-                                                        .kept_bytes = kept_bytes,
-                                                        .keep = keep,
+                                                        .kept_bytes = sluice_device_token_copies_kept_bytes,
+                                                        .keep = sluice_device_token_copies_keep,
                                                         .restore = restore};

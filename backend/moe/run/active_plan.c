@@ -26,7 +26,7 @@ static void set_limits(sluice_context_t* context, limits_t limits) {
   context->memory->limit = limits.memory;
   context->ledger.pool_limit = limits.pool;
   context->planned_outstanding = limits.outstanding;
-  context->rows->limit_pool(context, limits.pool);
+  sluice_rows_limit_pool(context->rows, context, limits.pool);
 }
 
 void sluice_plan_was_given(sluice_moe_t* moe) {

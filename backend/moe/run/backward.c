@@ -65,7 +65,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   if (moe->context->world_size > 1 && wgrad == SLUICE_WGRAD_CALL_NONE) wgrad = SLUICE_WGRAD_CALL_NOW;
   const sluice_template_spec_t spec = spec_of(pass, step, args, wgrad);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
-  if (moe->mode->check_capture != NULL) SLUICE_TRY(moe->mode->check_capture(pass));
+  SLUICE_TRY(sluice_mode_check_capture(pass));
   step->is_captured |= pass->captured != 0;
   SLUICE_TRY(sluice_planned_check_pass(pass));
   /* The token counts of the step are known only now. */
@@ -95,12 +95,12 @@ static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_
  * gradients are written last. */
 static void advise_outputs(const sluice_pass_t* pass, int32_t num_local, sluice_pages_prefault_t* ahead) {
   const sluice_row_memory_t* rows = pass->context->rows;
-  rows->advise(pass->out_rows);
+  sluice_rows_advise(rows, pass->out_rows);
   const sluice_expert_tensors_t* dw = pass->grad_params;
   if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;
   const sluice_tensor_t* const up[] = {dw->w1, dw->w3};
-  rows->advise_slices(up, 2, num_local, ahead);
-  rows->advise_slices(&dw->w2, 1, num_local, ahead);
+  sluice_rows_advise_slices(rows, up, 2, num_local, ahead);
+  sluice_rows_advise_slices(rows, &dw->w2, 1, num_local, ahead);
 }
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
@@ -178,7 +178,7 @@ static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step,
                                        sluice_status_t refusal) {
   sluice_context_t* context = pass->context;
   char text[256] = "";
-  if (pass->moe->mode->tell_failure != NULL) SLUICE_TRY(pass->moe->mode->tell_failure(pass->moe));
+  SLUICE_TRY(sluice_mode_tell_failure(pass->moe));
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) status = check_state(step, args->parts);
@@ -195,7 +195,7 @@ static sluice_status_t open_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   if (status == SLUICE_OK) status = check_state(step, args->parts);
   if (status == SLUICE_OK) status = bind_alone(pass, step, args);
   sluice_binding_stops(&pass->host);
-  if (status == SLUICE_OK && pass->moe->mode->note_alone != NULL) pass->moe->mode->note_alone(pass);
+  if (status == SLUICE_OK) sluice_mode_note_alone(pass);
   return status;
 }
 
@@ -215,7 +215,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
                                     sluice_stream_t stream, sluice_status_t refusal) {
   sluice_pass_t pass = sluice_run_pass(moe, SLUICE_BACKWARD, stream);
   sluice_status_t status = run(&pass, step, args, refusal);
-  if (moe->mode->close != NULL) moe->mode->close(&pass, status);
+  sluice_mode_close(&pass, status);
   if (status == SLUICE_OK) advance(step, args->parts);
   return status;
 }

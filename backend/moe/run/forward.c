@@ -19,7 +19,7 @@
 static void look_back(sluice_forward_t* f) {
   const sluice_moe_t* moe = f->pass.moe;
   if (f->repeats || (f->is_noted && sluice_forward_keeps(f)))
-    f->routes = moe->strategies->routes->hash(moe, f->args->expert_ids);
+    f->routes = sluice_routes_hash(moe->strategies->routes, moe, f->args->expert_ids);
   if (!f->repeats) return;
   sluice_replay_t* kept = &f->pass.moe->replay;
   f->like = sluice_replay_like(kept, f->routes);
@@ -83,7 +83,7 @@ static sluice_status_t execute(sluice_forward_t* f) {
   pass->callbacks = f->args->callbacks;
   pass->in_rows = f->args->tokens;
   pass->out_rows = f->args->out_tokens;
-  pass->context->rows->advise(pass->out_rows);
+  sluice_rows_advise(pass->context->rows, pass->out_rows);
   pass->route_weights = f->args->route_weights;
   sluice_binding_stops(&pass->host);
   return sluice_pass_run(pass);
@@ -100,7 +100,7 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
   SLUICE_TRY(sluice_binding_finish(binding));
   if (binding->copies->exchange != NULL) {
     /* The time of a pass includes its tables, so that a race between rows and copies compares all of their work. */
-    f->pass.is_marked = sluice_pass_lanes(&f->pass)->mark(&f->pass, 0) == SLUICE_OK;
+    f->pass.is_marked = sluice_lanes_mark(&f->pass, 0) == SLUICE_OK;
     sluice_binding_stops(&f->pass.host);
     SLUICE_TRY(binding->copies->exchange(binding, f->pass.stream));
     sluice_binding_starts(&f->pass.host);
@@ -125,7 +125,7 @@ static sluice_status_t bind_alone(sluice_forward_t* f, sluice_status_t refusal, 
   look_back(f);
   sluice_status_t status = moe->mode->bind_alone(f);
   if (status != SLUICE_OK) return sluice_take_refusal(moe->context, status, text, text_bytes);
-  moe->strategies->lanes->take_pass_times(moe);
+  sluice_lanes_take_pass_times(moe);
   return SLUICE_OK;
 }
 
@@ -160,7 +160,7 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   char text[256] = "";
   sluice_handshake_t handshake;
   sluice_binding_starts(&f->pass.host);
-  if (mode->tell_failure != NULL) SLUICE_TRY(mode->tell_failure(moe));
+  SLUICE_TRY(sluice_mode_tell_failure(moe));
   refusal = bind_alone(f, refusal, text, sizeof text);
   SLUICE_TRY(agree(f, refusal, text, &handshake));
   if (handshake.is_sized) take_size(f, &handshake.sized);
@@ -200,7 +200,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                         .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
   expect(&f, refusal);
   sluice_status_t status = run(&f, refusal);
-  if (moe->mode->close != NULL) moe->mode->close(&f.pass, status);
+  sluice_mode_close(&f.pass, status);
   if (status != SLUICE_OK) {
     sluice_step_drop(f.step);
     return status;

@@ -10,9 +10,12 @@
 #include "backend/moe/run/mode.h"
 #include "backend/moe/step/saved_memory.h"
 
+/* Each route's row is sent: there is nothing to number, to exchange or to keep. */
+static const sluice_copies_t no_copies = {0};
+
 /* By row memory, and SLUICE_DEDUPLICATE_* (ADAPTIVE if both levels are possible). */
 static const sluice_strategies_t strategies[2][5] = {
-    {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
+    {{&sluice_routes_in_host_memory, &no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
       &sluice_saved_in_host_memory, &sluice_travel_of_token_copies, NULL},
@@ -20,15 +23,15 @@ static const sluice_strategies_t strategies[2][5] = {
       &sluice_travel_of_node_copies, NULL},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
       &sluice_saved_in_host_memory, &sluice_travel_of_token_copies, strategies[0]},
-     {&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
+     {&sluice_routes_in_host_memory, &no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_rows, strategies[0]}},
-    {{&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
+    {{&sluice_routes_in_device_memory, &no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
       &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
       &sluice_saved_in_device_memory, &sluice_travel_of_device_token_copies, NULL},
      {&sluice_routes_in_device_memory, &sluice_copies_by_node_on_device, &sluice_lanes_of_streams,
       &sluice_saved_in_device_memory, &sluice_travel_of_device_node_copies, NULL},
-     [SLUICE_DEDUPLICATE_ANY] = {&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams,
+     [SLUICE_DEDUPLICATE_ANY] = {&sluice_routes_in_device_memory, &no_copies, &sluice_lanes_of_streams,
                                  &sluice_saved_in_device_memory, &sluice_travel_of_rows, strategies[1]}},
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How the chunks of a pass get their counts, which determines the use of its header. A mode is chosen when a layer is
  * made, and again whenever a plan is installed or removed (sluice_layer_choose_mode); forward and backward call its
- * table. Entries that may be NULL say what NULL means; all others exist in every mode.
+ * table. Entries that may be NULL say what NULL means; call these by the functions below the table.
  *
  *   exact                chunks are bound before the header, which carries their counts
  *   under a plan         chunks are cut by received rows, which takes an all-reduce after the header; counts follow
@@ -47,6 +47,20 @@ typedef struct sluice_mode_s {
   /* Called for wgrad, which involves no other rank. NULL: nothing is recorded of a call. */
   void (*note_alone)(const sluice_pass_t* pass);
 } sluice_mode_t;
+
+static inline sluice_status_t sluice_mode_tell_failure(const sluice_moe_t* moe) {
+  return moe->mode->tell_failure == NULL ? SLUICE_OK : moe->mode->tell_failure(moe);
+}
+static inline sluice_status_t sluice_mode_check_capture(const sluice_pass_t* pass) {
+  const sluice_mode_t* mode = pass->moe->mode;
+  return mode->check_capture == NULL ? SLUICE_OK : mode->check_capture(pass);
+}
+static inline void sluice_mode_close(const sluice_pass_t* pass, sluice_status_t status) {
+  if (pass->moe->mode->close != NULL) pass->moe->mode->close(pass, status);
+}
+static inline void sluice_mode_note_alone(const sluice_pass_t* pass) {
+  if (pass->moe->mode->note_alone != NULL) pass->moe->mode->note_alone(pass);
+}
 
 extern const sluice_mode_t sluice_mode_exact;
 extern const sluice_mode_t sluice_mode_under_plan;

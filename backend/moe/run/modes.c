@@ -209,7 +209,7 @@ static sluice_status_t check_tokens(const sluice_forward_t* f) {
 static sluice_status_t capacity_planned_bind_alone(sluice_forward_t* f) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(open(&f->pass));
-  SLUICE_TRY(moe->strategies->routes->check(moe, f->args->expert_ids));
+  SLUICE_TRY(sluice_routes_check(moe->strategies->routes, moe, f->args->expert_ids));
   if (moe->plan != NULL) SLUICE_TRY(choose_template(f, f->choice.num_chunks));
   SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
   if (moe->plan == NULL) return SLUICE_OK; /* made after the header */

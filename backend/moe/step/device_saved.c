@@ -79,7 +79,6 @@ static sluice_status_t take_given(sluice_step_t* step, int32_t which, uint64_t b
 }
 
 static sluice_status_t most_deferred(const sluice_moe_t* moe, uint64_t* out_bytes) {
-  memset(out_bytes, 0, SLUICE_NUM_DEFERRED * sizeof *out_bytes);
   if (moe->plan == NULL) return SLUICE_OK;
   if (moe->plan->inputs.separate_wgrad) { /* the same for every plan of the layer */
     memcpy(out_bytes, moe->plan->bytes.deferred, sizeof moe->plan->bytes.deferred);

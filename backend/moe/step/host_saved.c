@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Saved buffers in host memory: budgets count all of them. */
-#include <string.h>
-
 #include "backend/base/pages.h"
-#include "backend/model/pass_sizes.h"
 #include "backend/moe/step/saved_plain.h"
 
 /* The pool that keeps offloaded rows between steps. -1: none. */
@@ -31,11 +28,6 @@ static void release(sluice_step_t* step, int32_t which) {
   }
 }
 
-static int is_counted(int32_t which) {
-  (void)which;
-  return 1;
-}
-
 static sluice_allocator_t* allocator(sluice_context_t* context, int32_t which) {
   (void)which;
   return &context->allocator;
@@ -43,12 +35,6 @@ static sluice_allocator_t* allocator(sluice_context_t* context, int32_t which) {
 
 static sluice_status_t take_given(sluice_step_t* step, int32_t which, uint64_t bytes) {
   sluice_pages_advise(step->saved[which], bytes); /* fresh from the host's allocator */
-  return SLUICE_OK;
-}
-
-static sluice_status_t most_deferred(const sluice_moe_t* moe, uint64_t* out_bytes) {
-  (void)moe;
-  memset(out_bytes, 0, SLUICE_NUM_DEFERRED * sizeof *out_bytes);
   return SLUICE_OK;
 }
 
@@ -67,9 +53,7 @@ static void release_deferred(sluice_step_t* step, int32_t tensor) {
 
 const sluice_saved_memory_t sluice_saved_in_host_memory = {.allocate = allocate,
                                                            .release = release,
-                                                           .is_counted = is_counted,
                                                            .allocator = allocator,
                                                            .take_given = take_given,
-                                                           .most_deferred = most_deferred,
                                                            .allocate_deferred = allocate_deferred,
                                                            .release_deferred = release_deferred};

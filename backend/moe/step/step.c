@@ -38,7 +38,7 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step) {
 static const sluice_saved_memory_t* memory_of(const sluice_moe_t* moe) { return moe->strategies->saved; }
 
 static void hold(sluice_step_t* step, int32_t which, uint64_t bytes) {
-  step->held_bytes[which] = memory_of(step->moe)->is_counted(which) ? bytes : 0;
+  step->held_bytes[which] = sluice_saved_is_counted(memory_of(step->moe), which) ? bytes : 0;
   atomic_fetch_add(&step->moe->context->step_bytes, step->held_bytes[which]);
 }
 
@@ -120,7 +120,7 @@ void sluice_step_give_saved(const sluice_step_t* step, const sluice_binding_t* b
 sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream) {
   const sluice_saved_memory_t* memory = memory_of(step->moe);
   uint64_t most[SLUICE_NUM_DEFERRED];
-  SLUICE_TRY(memory->most_deferred(step->moe, most));
+  SLUICE_TRY(sluice_saved_most_deferred(memory, step->moe, most));
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
     const int32_t tensor = sluice_deferred_tensors[i];
     SLUICE_TRY(memory->allocate_deferred(step, tensor, bytes[i], most[i], stream));

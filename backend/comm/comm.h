@@ -70,7 +70,7 @@ typedef struct sluice_comm_vtable_s {
   void (*group_begin)(sluice_comm_t* comm);
   sluice_status_t (*group_end)(sluice_comm_t* comm, sluice_stream_t stream, sluice_status_t status);
   /* Reports errors of enqueued exchanges, without waiting. After an error the communicator is aborted, and no stream
-   * waits for a peer any more. NULL if exchange_enqueue is NULL. */
+   * waits for a peer any more. NULL: enqueued work never waits for a peer. */
   sluice_status_t (*poll)(sluice_comm_t* comm);
   /* Registered device memory for exchange_enqueue, freed by `release`. Either all ranks of an exchange have their
    * buffers there or none: the ranks agree before the first allocate (moe/context/registered_buffers.h), if no rank has
@@ -141,6 +141,10 @@ sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_e
  * in the vtable. */
 void sluice_comm_group_begin(sluice_comm_t* comm);
 sluice_status_t sluice_comm_group_end(sluice_comm_t* comm, sluice_stream_t stream, sluice_status_t status);
+/* `poll` of the vtable. */
+static inline sluice_status_t sluice_comm_poll(sluice_comm_t* comm) {
+  return comm->vtable->poll == NULL ? SLUICE_OK : comm->vtable->poll(comm);
+}
 /* Gathers one record of every rank in `records`: [W] of record_bytes, with this rank's record filled in. Errors:
  * NO_MEMORY and errors of exchanges break the communicator. */
 sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase);

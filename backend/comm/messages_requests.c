@@ -192,7 +192,7 @@ sluice_status_t sluice_messages_send(sluice_messages_t* m, const sluice_message_
 }
 
 void sluice_messages_set_gives_way(sluice_messages_t* m, int32_t gives_way) {
-  if (m->wire != NULL && m->wire->vtable->give_way != NULL) m->wire->vtable->give_way(m->wire, gives_way);
+  if (m->wire != NULL) sluice_wire_give_way(m->wire, gives_way);
 }
 
 void sluice_messages_sent(sluice_messages_t* m, sluice_outgoing_t* out) {
@@ -256,7 +256,7 @@ static void take_back(sluice_messages_t* m, sluice_message_operation_t* o) {
 }
 
 static int32_t cancel_send(sluice_messages_t* m, int32_t peer, sluice_message_request_t request) {
-  if (m->wire == NULL || !m->wire->vtable->cancel(m->wire, peer, request)) return 0;
+  if (m->wire == NULL || !sluice_wire_cancel(m->wire, peer, request)) return 0;
   /* The wire has returned it, so the operation is still in its list. */
   pthread_mutex_lock(&m->mutex);
   sluice_message_operation_t* o = find_in(&m->sends, request);

@@ -43,7 +43,7 @@ typedef struct sluice_wire_vtable_s {
   /* Sends frame, head and payload, after earlier messages for this peer. Never waits for the peer. */
   void (*send)(sluice_wire_t* wire, sluice_outgoing_t* outgoing);
   /* Cancels the message with this number. Returns 1 if nothing of it was or will be sent; 0 if it has begun, or is not
-   * queued here. Never waits. */
+   * queued here. Never waits. NULL: always 0, since `send` sends at once. */
   int32_t (*cancel)(sluice_wire_t* wire, int32_t peer, uint64_t number);
   /* From now on, sends give way to all other traffic of this process (1), or share with it (0). NULL: not supported. */
   void (*give_way)(sluice_wire_t* wire, int32_t gives_way);
@@ -58,6 +58,13 @@ typedef struct sluice_wire_vtable_s {
 struct sluice_wire_s {
   const sluice_wire_vtable_t* vtable;
 };
+
+static inline int32_t sluice_wire_cancel(sluice_wire_t* wire, int32_t peer, uint64_t number) {
+  return wire->vtable->cancel == NULL ? 0 : wire->vtable->cancel(wire, peer, number);
+}
+static inline void sluice_wire_give_way(sluice_wire_t* wire, int32_t gives_way) {
+  if (wire->vtable->give_way != NULL) wire->vtable->give_way(wire, gives_way);
+}
 
 /* ---- called by wires, from any thread ---------------------------------------------------------------------------- */
 

@@ -213,6 +213,5 @@ static const sluice_comm_vtable_t local_comm_vtable = {
     .lookup = local_lookup,
     .abandon = sluice_local_abandon,
     .exchange_enqueue = sluice_local_exchange_enqueue,
-    .poll = sluice_local_poll,
     .messages_open = sluice_local_messages_open,
 };

@@ -273,9 +273,3 @@ sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_
   SLUICE_TRY(post(comm, exchange, 1, stream, &request));
   return sluice_comm_exchange_wait(base, request, "the other ranks to enqueue an exchange");
 }
-
-/* Enqueued work never waits for a peer. */
-sluice_status_t sluice_local_poll(sluice_comm_t* base) {
-  (void)base;
-  return SLUICE_OK;
-}

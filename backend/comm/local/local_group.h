@@ -96,7 +96,6 @@ sluice_status_t sluice_local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
 void sluice_local_abandon(sluice_comm_t* base, sluice_comm_request_t* request);
 sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                               sluice_stream_t stream);
-sluice_status_t sluice_local_poll(sluice_comm_t* base);
 
 /* local_messages.c */
 sluice_status_t sluice_local_messages_open(sluice_comm_t* base, struct sluice_messages_s* messages,

@@ -62,11 +62,6 @@ static void local_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   leave(there);
 }
 
-static int32_t local_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
-  (void)base, (void)peer, (void)number;
-  return 0;
-}
-
 static void tell_all(local_wire_t* wire, const sluice_frame_t* frame) {
   for (int32_t r = 0; r < wire->comm->base.world_size; ++r) {
     local_wire_t* there = r != wire->comm->base.rank ? enter(wire, r) : NULL;
@@ -101,8 +96,7 @@ static void local_close(sluice_wire_t* base, int32_t is_orderly) {
 }
 
 sluice_status_t sluice_local_messages_open(sluice_comm_t* base, sluice_messages_t* messages, sluice_wire_t** out_wire) {
-  static const sluice_wire_vtable_t vtable = {
-      .send = local_send, .cancel = local_cancel, .fail = local_fail, .close = local_close};
+  static const sluice_wire_vtable_t vtable = {.send = local_send, .fail = local_fail, .close = local_close};
   local_comm_t* comm = sluice_local_downcast(base);
   local_wire_t* wire = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *wire, "messages");
   *out_wire = NULL;

@@ -31,10 +31,6 @@ static void wire_send(sluice_wire_t* wire, sluice_outgoing_t* out) {
   sluice_messages_sent(said->messages, out);
   if (said->heard != NULL && copy.number != 0) said->heard(said, &copy);
 }
-static int32_t wire_cancel(sluice_wire_t* wire, int32_t peer, uint64_t number) {
-  (void)wire, (void)peer, (void)number;
-  return 0;
-}
 static void wire_fail(sluice_wire_t* wire, int32_t culprit) { (void)wire, (void)culprit; }
 static void wire_close(sluice_wire_t* wire, int32_t is_orderly) {
   (void)is_orderly;
@@ -42,8 +38,7 @@ static void wire_close(sluice_wire_t* wire, int32_t is_orderly) {
 }
 
 static sluice_status_t open_messages(sluice_comm_t* comm, sluice_messages_t* messages, sluice_wire_t** out_wire) {
-  static const sluice_wire_vtable_t vtable = {
-      .send = wire_send, .cancel = wire_cancel, .fail = wire_fail, .close = wire_close};
+  static const sluice_wire_vtable_t vtable = {.send = wire_send, .fail = wire_fail, .close = wire_close};
   said_t* said = (said_t*)comm;
   said->wire.vtable = &vtable;
   said->messages = messages;

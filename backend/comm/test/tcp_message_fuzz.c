@@ -136,10 +136,6 @@ static void wire_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   (void)base;
   sluice_messages_sent(messages, out);
 }
-static int32_t wire_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
-  (void)base, (void)peer, (void)number;
-  return 0;
-}
 static void wire_fail(sluice_wire_t* base, int32_t culprit) { (void)base, (void)culprit; }
 static void wire_close(sluice_wire_t* base, int32_t is_orderly) {
   (void)base, (void)is_orderly;
@@ -147,8 +143,7 @@ static void wire_close(sluice_wire_t* base, int32_t is_orderly) {
 }
 
 static sluice_status_t open_messages(sluice_comm_t* comm, sluice_messages_t* m, sluice_wire_t** out_wire) {
-  static const sluice_wire_vtable_t vtable = {
-      .send = wire_send, .cancel = wire_cancel, .fail = wire_fail, .close = wire_close};
+  static const sluice_wire_vtable_t vtable = {.send = wire_send, .fail = wire_fail, .close = wire_close};
   (void)comm;
   messages = wire->messages = m;
   wire->base.vtable = &vtable;

@@ -10,10 +10,7 @@
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
-
-static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
-  return pass->binding.rows_of_expert[(int64_t)chunk * pass->binding.num_local + local];
-}
+#include "backend/moe/pass/weight_sums.h"
 
 static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
@@ -22,7 +19,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   float beta = 0;
   SLUICE_TRY(sluice_low_backward(pass, op, SLUICE_LINEAR_DOWN, &beta));
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op->chunk, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     pass->gemms[count] = (sluice_gemm_problem_t){
         rows,
@@ -40,7 +37,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
 static void add_bias_to_gate(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op->chunk, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     pass->context->device->kernels->dot_rows(sluice_pass_stream(pass, op), c->dtype, rows, c->model_width,
                                              sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
@@ -66,7 +63,7 @@ static void activation_grad_of(sluice_pass_t* pass, const sluice_op_t* op, int i
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
   sluice_stream_t stream = sluice_pass_stream(pass, op);
-  int64_t rows = rows_of(pass, op->chunk, e);
+  int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
   if (rows == 0) return;
   float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
   const void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
@@ -97,7 +94,7 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t half = 0; half < pass->moe->shape.gate_factor; ++half) {
     int64_t count = 0;
     for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-      int64_t rows = rows_of(pass, op->chunk, e);
+      int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
       int fused = c->gated && sluice_gate_up_is_fused(pass, e);
       if (rows == 0 || (half == 1 && fused)) continue;
       pass->gemms[count] = (sluice_gemm_problem_t){
@@ -119,7 +116,7 @@ static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* 
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op->chunk, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     void* dy = sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e);
     kernels->dot_rows(stream, c->dtype, rows, c->model_width, dy, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),

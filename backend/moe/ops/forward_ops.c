@@ -8,10 +8,7 @@
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
-
-static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t local) {
-  return pass->binding.rows_of_expert[(int64_t)op->chunk * pass->binding.num_local + local];
-}
+#include "backend/moe/pass/weight_sums.h"
 
 static sluice_status_t unpack(sluice_pass_t* pass, const sluice_op_t* op) {
   SLUICE_TRY(sluice_unpack(pass, op, pass->in_rows, SLUICE_T_DI));
@@ -27,7 +24,7 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
   float beta = 0;
   SLUICE_TRY(sluice_low_forward(pass, op, SLUICE_LINEAR_UP, &beta));
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     sluice_matrix_t x =
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
@@ -68,7 +65,7 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) 
     return;
   }
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
     void* act = sluice_pass_rows(pass, out, op->chunk, e);
@@ -91,7 +88,7 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
   float beta = 0;
   SLUICE_TRY(sluice_low_forward(pass, op, SLUICE_LINEAR_DOWN, &beta));
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     pass->gemms[count] = (sluice_gemm_problem_t){
         rows,
@@ -105,16 +102,16 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
   SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, beta));
   if (!c->bias) return SLUICE_OK;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    pass->context->device->kernels->add_bias(sluice_pass_stream(pass, op), c->dtype, rows_of(pass, op, e),
-                                             c->model_width, sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e),
-                                             bias_of(pass->params->b2, e));
+    pass->context->device->kernels->add_bias(
+        sluice_pass_stream(pass, op), c->dtype, sluice_rows_of_expert(pass, op->chunk, e), c->model_width,
+        sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), bias_of(pass->params->b2, e));
   }
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t rows = rows_of(pass, op, e);
+    int64_t rows = sluice_rows_of_expert(pass, op->chunk, e);
     if (rows == 0) continue;
     int32_t result = pass->callbacks->forward(pass->callbacks->user, op->chunk, e, rows,
                                               sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
@@ -142,7 +139,7 @@ sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t 
   int out = op->kind == SLUICE_OP_COPY_OUT;
   uint64_t row_bytes = pass->slots[tensor].row_bytes;
   for (int32_t e = 0; e < b->num_local; ++e) {
-    uint64_t bytes = (uint64_t)b->rows_of_expert[(int64_t)op->chunk * b->num_local + e] * row_bytes;
+    uint64_t bytes = (uint64_t)sluice_rows_of_expert(pass, op->chunk, e) * row_bytes;
     if (bytes == 0) continue;
     void* slot = sluice_pass_rows(pass, tensor, op->chunk, e);
     void* pool = sluice_pass_rows(pass, host, op->chunk, e);

@@ -227,12 +227,3 @@ const sluice_travel_t sluice_travel_of_node_copies = {.send_tokens_start = send_
                                                       .pass_on_start = pass_on_start,
                                                       .collect_start = collect_start,
                                                       .reduce = reduce};
-
-const sluice_travel_t sluice_travel_of_device_node_copies = {.send_tokens_start = send_tokens_start,
-                                                             .unpack_tokens = sluice_unpack_token_copies,
-                                                             .send_weights_start = sluice_send_route_start,
-                                                             .unpack_weights = sluice_gather_copy_weights,
-                                                             .return_rows_start = return_rows_start,
-                                                             .pass_on_start = pass_on_start,
-                                                             .collect_start = collect_start,
-                                                             .reduce = reduce};

@@ -125,7 +125,7 @@ static float* spread_weights(const sluice_binding_t* b, const int32_t* route_ind
 }
 
 /* On a device every entry of T_COPY_WEIGHTS gathers its weight; own token copies lie between those of other ranks. */
-void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+static void gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -148,6 +148,10 @@ void sluice_unpack_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const int32_t* route_index = b->token_copies.route_index;
   const float* arrived = pass->scalar_recv;
   float* out = sluice_pass_chunk(pass, SLUICE_T_COPY_WEIGHTS, op->chunk);
+  if (pass->context->rows->is_device) {
+    gather_copy_weights(pass, op);
+    return;
+  }
   for (int32_t r = 0; r < b->world_size; ++r) {
     for (int32_t i = 0; i < op->chunk; ++i) route_index += sluice_routes_from(b, r, i);
     int64_t routes = sluice_routes_from(b, r, op->chunk);
@@ -220,10 +224,3 @@ const sluice_travel_t sluice_travel_of_token_copies = {.send_tokens_start = send
                                                        .unpack_weights = sluice_unpack_copy_weights,
                                                        .return_rows_start = return_rows_start,
                                                        .reduce = reduce};
-
-const sluice_travel_t sluice_travel_of_device_token_copies = {.send_tokens_start = send_tokens_start,
-                                                              .unpack_tokens = sluice_unpack_token_copies,
-                                                              .send_weights_start = sluice_send_route_start,
-                                                              .unpack_weights = sluice_gather_copy_weights,
-                                                              .return_rows_start = return_rows_start,
-                                                              .reduce = reduce};

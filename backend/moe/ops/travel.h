@@ -42,13 +42,10 @@ typedef struct sluice_travel_s {
 } sluice_travel_t;
 
 extern const sluice_travel_t sluice_travel_of_rows;
-extern const sluice_travel_t sluice_travel_of_token_copies;        /* with tables in host memory */
-extern const sluice_travel_t sluice_travel_of_device_token_copies; /* with tables in device memory */
-extern const sluice_travel_t sluice_travel_of_node_copies;         /* in two levels, with tables in host memory */
-extern const sluice_travel_t sluice_travel_of_device_node_copies;  /* in two levels, with tables in device memory */
+extern const sluice_travel_t sluice_travel_of_token_copies;
+extern const sluice_travel_t sluice_travel_of_node_copies; /* in two levels */
 
 /* Functions that token copies and node copies share (token_copy_ops.c). */
 void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                 int32_t tensor);
 void sluice_unpack_copy_weights(sluice_pass_t* pass, const sluice_op_t* op);
-void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op);

@@ -28,9 +28,9 @@ static const sluice_strategies_t strategies[2][5] = {
     {{&sluice_routes_in_device_memory, &no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
       &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
-      &sluice_saved_in_device_memory, &sluice_travel_of_device_token_copies, NULL},
+      &sluice_saved_in_device_memory, &sluice_travel_of_token_copies, NULL},
      {&sluice_routes_in_device_memory, &sluice_copies_by_node_on_device, &sluice_lanes_of_streams,
-      &sluice_saved_in_device_memory, &sluice_travel_of_device_node_copies, NULL},
+      &sluice_saved_in_device_memory, &sluice_travel_of_node_copies, NULL},
      [SLUICE_DEDUPLICATE_ANY] = {&sluice_routes_in_device_memory, &no_copies, &sluice_lanes_of_streams,
                                  &sluice_saved_in_device_memory, &sluice_travel_of_rows, strategies[1]}},
 };

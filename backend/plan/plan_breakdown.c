@@ -6,21 +6,14 @@
 #include "backend/schedule/check/releases.h"
 #include "backend/schedule/template/template.h"
 
-static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (refs[i].tensor == tensor && (refs[i].slot == slot || refs[i].slot < 0)) return 1;
-  }
-  return 0;
-}
-
 /* Adds the slot's bytes to every op of each of its uses: from the write that begins the use to the last op that
  * releases it, or to the end of the pass if none does. */
 static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, uint64_t bytes, uint64_t* live) {
   int32_t since = 0, is_held = 0;
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
-    int reads = touches(op->reads, op->num_reads, tensor, slot);
-    int writes = touches(op->writes, op->num_writes, tensor, slot);
+    int reads = sluice_slot_is_among(op->reads, op->num_reads, tensor, slot);
+    int writes = sluice_slot_is_among(op->writes, op->num_writes, tensor, slot);
     if (!reads && !writes) continue;
     if (!reads) since = i;
     is_held = 1;

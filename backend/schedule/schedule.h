@@ -53,6 +53,14 @@ typedef struct sluice_slot_ref_s {
   int16_t slot;
 } sluice_slot_ref_t;
 
+/* Returns whether one of `refs` is this slot, or all slots of the tensor. */
+static inline int sluice_slot_is_among(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (refs[i].tensor == tensor && (refs[i].slot == slot || refs[i].slot < 0)) return 1;
+  }
+  return 0;
+}
+
 #define SLUICE_OP_MAX_ACCESSES 8
 
 /* A group is two adjacent exchanges. The first only packs and posts its rows, so that both are in flight and use both

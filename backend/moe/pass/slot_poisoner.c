@@ -32,13 +32,6 @@ struct sluice_slot_poisoner_s {
   int32_t num_waits;
 };
 
-static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (refs[i].tensor == tensor && (refs[i].slot == slot || refs[i].slot < 0)) return 1;
-  }
-  return 0;
-}
-
 /* Slots of a reference: [*out_first, the result). */
 static int32_t slots_of(const sluice_template_t* t, sluice_slot_ref_t ref, int32_t* out_first) {
   *out_first = ref.slot < 0 ? 0 : ref.slot;
@@ -103,7 +96,8 @@ static void collect(sluice_slot_poisoner_t* r, const sluice_template_t* t, int32
       int32_t first = 0;
       const int32_t tensor = op->writes[w].tensor, end = slots_of(t, op->writes[w], &first);
       for (int32_t s = first; s < end; ++s) {
-        if (!touches(op->reads, op->num_reads, tensor, s)) close_use(r, &r->slots[r->first_slot[tensor] + s]);
+        if (!sluice_slot_is_among(op->reads, op->num_reads, tensor, s))
+          close_use(r, &r->slots[r->first_slot[tensor] + s]);
       }
     }
     visit_releases(t, op, count_release, r);

@@ -273,16 +273,10 @@ static int check_defined(checker_t* c, int32_t index) {
   return 1;
 }
 
-static int reads_slot(const sluice_op_t* op, int32_t tensor, int32_t slot) {
-  for (int32_t i = 0; i < op->num_reads; ++i) {
-    if (op->reads[i].tensor == tensor && (op->reads[i].slot == slot || op->reads[i].slot < 0)) return 1;
-  }
-  return 0;
-}
-
 /* Marks the slot as scratch until the op's row defines its tensor; a tensor that the op updates in place stays. */
 static int forget_tensor(checker_t* c, int32_t index, int32_t tensor, int32_t slot) {
-  if (!reads_slot(&c->t->ops[index], tensor, slot)) state_of(c, tensor, slot)->tensor = NO_TENSOR;
+  const sluice_op_t* op = &c->t->ops[index];
+  if (!sluice_slot_is_among(op->reads, op->num_reads, tensor, slot)) state_of(c, tensor, slot)->tensor = NO_TENSOR;
   return 1;
 }
 

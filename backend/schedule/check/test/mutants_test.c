@@ -132,12 +132,8 @@ static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor, in
 static int is_touched(const sluice_template_t* t, int32_t tensor, int32_t slot) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
-    for (int32_t k = 0; k < op->num_reads; ++k) {
-      if (op->reads[k].tensor == tensor && (op->reads[k].slot == slot || op->reads[k].slot < 0)) return 1;
-    }
-    for (int32_t k = 0; k < op->num_writes; ++k) {
-      if (op->writes[k].tensor == tensor && (op->writes[k].slot == slot || op->writes[k].slot < 0)) return 1;
-    }
+    if (sluice_slot_is_among(op->reads, op->num_reads, tensor, slot)) return 1;
+    if (sluice_slot_is_among(op->writes, op->num_writes, tensor, slot)) return 1;
   }
   return 0;
 }

@@ -28,7 +28,7 @@ typedef struct contention_probe_s {
   int32_t num_known;
 } contention_probe_t;
 
-enum { PROBLEMS = 0, EXCHANGES = 1 };
+enum { EXCHANGES = 0, PROBLEMS = 1 };
 
 static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream) {
   (void)stream;
@@ -50,19 +50,13 @@ static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream
 }
 
 static sluice_status_t run_lanes(contention_probe_t* s, int with_gemms) {
-  sluice_device_t* device = s->bench->context->device;
+  /* The lane of the calling thread comes last: it may run at once. */
+  const sluice_job_t jobs[] = {{EXCHANGES, SLUICE_LANE_COMM, NULL, 0, 1}, {PROBLEMS, SLUICE_LANE_COMPUTE, NULL, 0, 1}};
   double barrier = 0;
   SLUICE_TRY(sluice_bench_longest(s->bench, &barrier, 1));
   atomic_store(&s->is_done, 0);
   s->num_gemms = 0;
-  SLUICE_TRY(device->vtable->begin(device, 2, run_job, s, NULL));
-  const sluice_job_t exchanges = {EXCHANGES, SLUICE_LANE_COMM, NULL, 0, 1};
-  const sluice_job_t problems = {PROBLEMS, SLUICE_LANE_COMPUTE, NULL, 0, 1};
-  sluice_status_t status = device->vtable->submit(device, &exchanges);
-  /* The lane of the calling thread comes last: it may run at once. */
-  if (status == SLUICE_OK && with_gemms) status = device->vtable->submit(device, &problems);
-  sluice_status_t joined = device->vtable->join(device);
-  return status != SLUICE_OK ? status : joined;
+  return sluice_bench_run_jobs(s->bench, jobs, with_gemms ? 2 : 1, run_job, s);
 }
 
 static sluice_status_t sample_once(contention_probe_t* s, sluice_contention_sample_t* out) {

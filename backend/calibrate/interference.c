@@ -48,18 +48,12 @@ static sluice_status_t run_on_device(together_t* pair) {
 }
 
 static sluice_status_t run_together(together_t* pair) {
-  sluice_device_t* device = pair->bench->context->device;
-  const int32_t count = pair->count;
+  const int32_t last = pair->count - 1;
+  sluice_job_t jobs[WORKS];
   if (sluice_bench_on_device_memory(pair->bench)) return run_on_device(pair);
-  SLUICE_TRY(device->vtable->begin(device, count, run_work, pair, NULL));
-  sluice_status_t status = SLUICE_OK;
   /* the lane of the calling thread last: it may run at once */
-  for (int32_t i = count - 1; i >= 0 && status == SLUICE_OK; --i) {
-    const sluice_job_t job = {i, pair->works[i]->lane, NULL, 0, 1};
-    status = device->vtable->submit(device, &job);
-  }
-  sluice_status_t joined = device->vtable->join(device);
-  return status != SLUICE_OK ? status : joined;
+  for (int32_t i = 0; i <= last; ++i) jobs[last - i] = (sluice_job_t){i, pair->works[i]->lane, NULL, 0, 1};
+  return sluice_bench_run_jobs(pair->bench, jobs, pair->count, run_work, pair);
 }
 
 /* The median over rounds, and its maximum over ranks. */

@@ -11,7 +11,23 @@
  */
 #pragma once
 
-#include "backend/calibrate/pass_source.h"
+#include "backend/cost/cost.h"
+
+/* The source of samples: a machine (pass_probe.c), or a test. */
+typedef struct sluice_passes_source_s {
+  /* Seconds of a forward and a backward of num_tokens in n chunks, on this rank, and of their compute lane.
+   * Collective. */
+  sluice_status_t (*sample)(void* user, int64_t num_tokens, int32_t num_chunks, double out_seconds[2],
+                            double out_compute[2]);
+  /* Replaces each time by the maximum over all ranks. */
+  sluice_status_t (*longest)(void* user, double* seconds, int32_t count);
+  void* user;
+  sluice_workload_t work; /* of the samples, except for its tokens */
+} sluice_passes_source_t;
+
+#define SLUICE_PASSES_FEW  32 /* tokens of each rank */
+#define SLUICE_PASSES_MANY 512
+#define SLUICE_PASSES_FULL 2048
 
 /* Corrects GEMMs, pass_seconds and op_seconds of an otherwise measured machine; takes about `seconds` and skips passes
  * that would take too long. Errors: those of the source and of predictions. */

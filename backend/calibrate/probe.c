@@ -148,25 +148,30 @@ static sluice_status_t run_two_exchanges(sluice_bench_t* b, int64_t bytes) {
   return status != SLUICE_OK ? status : waited;
 }
 
+sluice_status_t sluice_bench_run_jobs(sluice_bench_t* b, const sluice_job_t* jobs, int32_t count, sluice_job_fn_t fn,
+                                      void* user) {
+  sluice_device_t* device = b->context->device;
+  SLUICE_TRY(device->vtable->begin(device, count, fn, user, NULL));
+  sluice_status_t status = SLUICE_OK;
+  for (int32_t i = 0; i < count && status == SLUICE_OK; ++i) status = device->vtable->submit(device, &jobs[i]);
+  sluice_status_t joined = device->vtable->join(device);
+  return status != SLUICE_OK ? status : joined;
+}
+
 static sluice_status_t do_nothing(void* user, int32_t index, sluice_stream_t stream) {
   (void)user, (void)index, (void)stream;
   return SLUICE_OK;
 }
 
 /* A chain over two lanes, in which each job waits for the previous one on the other lane. */
-static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
-  sluice_device_t* device = b->context->device;
-  int32_t other = b->context->comm == NULL ? SLUICE_LANE_COMPUTE : SLUICE_LANE_COMM;
-  SLUICE_TRY(device->vtable->begin(device, (int32_t)jobs, do_nothing, NULL, NULL));
-  int32_t waits[256];
-  sluice_status_t status = SLUICE_OK;
-  for (int32_t i = 0; i < jobs && status == SLUICE_OK; ++i) {
+static sluice_status_t run_launches(sluice_bench_t* b, int32_t count) {
+  int32_t other = b->context->comm == NULL ? SLUICE_LANE_COMPUTE : SLUICE_LANE_COMM, waits[256];
+  sluice_job_t jobs[256];
+  for (int32_t i = 0; i < count; ++i) {
     waits[i] = i - 1;
-    const sluice_job_t job = {i, i % 2 ? other : SLUICE_LANE_COMPUTE, &waits[i], i > 0 && other != 0, 0};
-    status = device->vtable->submit(device, &job);
+    jobs[i] = (sluice_job_t){i, i % 2 ? other : SLUICE_LANE_COMPUTE, &waits[i], i > 0 && other != 0, 0};
   }
-  sluice_status_t joined = device->vtable->join(device);
-  return status != SLUICE_OK ? status : joined;
+  return sluice_bench_run_jobs(b, jobs, count, do_nothing, NULL);
 }
 
 static sluice_status_t copy(sluice_bench_t* b, int is_in, uint64_t bytes, sluice_stream_t stream) {
@@ -214,7 +219,7 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, slui
     case SLUICE_PROBE_EXCHANGE: return run_exchange(b, p->size, 0, stream);
     case SLUICE_PROBE_HOT_EXCHANGE: return run_exchange(b, p->size, 1, stream);
     case SLUICE_PROBE_TWO_EXCHANGES: return run_two_exchanges(b, p->size);
-    case SLUICE_PROBE_LAUNCH: return run_launches(b, p->size);
+    case SLUICE_PROBE_LAUNCH: return run_launches(b, (int32_t)p->size);
     default: return run_gemm(b, p->kind - SLUICE_PROBE_GEMM, p->size, stream);
   }
 }

@@ -64,6 +64,10 @@ sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* pr
 sluice_status_t sluice_bench_time(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
                                   double* out_seconds);
 
+/* Submits the jobs in this order, and joins. fn: as in device.h. */
+sluice_status_t sluice_bench_run_jobs(sluice_bench_t* bench, const sluice_job_t* jobs, int32_t count,
+                                      sluice_job_fn_t fn, void* user);
+
 /* Work on a lane, and its time. */
 typedef struct sluice_bench_job_s {
   int32_t lane;

@@ -57,35 +57,26 @@ static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream
   return sluice_bench_run(pass->bench, pass->jobs[index].probe, pass->jobs[index].repeats, stream);
 }
 
-static sluice_status_t submit_all(pass_t* pass, int32_t count) {
-  sluice_device_t* device = pass->bench->context->device;
-  sluice_status_t status = SLUICE_OK;
-  for (int32_t i = 0; i < count && status == SLUICE_OK; ++i) {
-    const int32_t before = i - 1;
-    int32_t lane = i % 2 ? SLUICE_LANE_COMM : SLUICE_LANE_COMPUTE;
-    if (pass->jobs != NULL) lane = pass->jobs[i].lane;
-    const sluice_job_t job = {i, lane, &before, pass->jobs == NULL && i > 0, 1};
-    status = device->vtable->submit(device, &job);
-  }
-  return status;
-}
+enum { MOST_TOGETHER = 3, MOST_LAUNCHES = 256 };
 
 /* Begin and end of each job, in ns since the start of the pass. */
 static sluice_status_t run_pass(pass_t* pass, int32_t count, uint64_t* begin_ns, uint64_t* end_ns) {
   sluice_device_t* device = pass->bench->context->device;
-  int32_t captured = 0;
+  int32_t captured = 0, before[MOST_LAUNCHES];
+  sluice_job_t jobs[MOST_LAUNCHES];
+  for (int32_t i = 0; i < count; ++i) {
+    int32_t lane = i % 2 ? SLUICE_LANE_COMM : SLUICE_LANE_COMPUTE;
+    if (pass->jobs != NULL) lane = pass->jobs[i].lane;
+    before[i] = i - 1;
+    jobs[i] = (sluice_job_t){i, lane, &before[i], pass->jobs == NULL && i > 0, 1};
+  }
   device->memory->clock->time_ops(device, 1);
   SLUICE_TRY(device->memory->open(device, NULL, &captured));
-  SLUICE_TRY(device->vtable->begin(device, count, run_job, pass, NULL));
-  sluice_status_t status = submit_all(pass, count), joined = device->vtable->join(device);
-  if (status == SLUICE_OK) status = joined;
-  if (status != SLUICE_OK) return status;
+  SLUICE_TRY(sluice_bench_run_jobs(pass->bench, jobs, count, run_job, pass));
   SLUICE_TRY(wait_on_device(pass->bench));
   if (device->memory->clock->op_times(device, count, begin_ns, end_ns) == SLUICE_OP_TIMES_TAKEN) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_EXTERNAL, "calibration: device %s did not record the times of its jobs", device->name);
 }
-
-enum { MOST_TOGETHER = 3, MOST_LAUNCHES = 256 };
 
 sluice_status_t sluice_bench_run_on_device(sluice_bench_t* b, sluice_bench_job_t* jobs, int32_t count) {
   uint64_t begin_ns[MOST_TOGETHER], end_ns[MOST_TOGETHER];

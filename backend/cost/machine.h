@@ -94,6 +94,10 @@ const sluice_copy_share_t* sluice_machine_copy_share(const sluice_machine_t* mac
 void sluice_machine_init(sluice_machine_t* out_machine);
 
 double sluice_curve_at(const sluice_curve_t* curve, double x);
+/* Multiplies every y. */
+static inline void sluice_curve_scale(sluice_curve_t* curve, double factor) {
+  for (int32_t i = 0; i < curve->count; ++i) curve->y[i] *= factor;
+}
 /* Seconds per flop at `rows` per expert. dtype: SLUICE_DTYPE_*. */
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
 /* The cache-miss factor for the given bytes of a rank's rows and the tensors computed from them. */

@@ -23,24 +23,20 @@ static sluice_status_t predict(const sluice_machine_t* m, const sluice_timed_pas
 
 static double bounded(double factor) { return fmin(fmax(factor, 1.0 / MOST_FACTOR), MOST_FACTOR); }
 
-static void scale_curve(sluice_curve_t* c, double factor) {
-  for (int32_t i = 0; i < c->count; ++i) c->y[i] *= factor;
-}
-
 static void scale_link(sluice_link_t* link, double factor) {
   link->startup_seconds *= factor, link->per_peer_seconds *= factor;
-  scale_curve(&link->bytes, factor);
+  sluice_curve_scale(&link->bytes, factor);
 }
 
 static void scale(sluice_machine_t* m, double compute, double comm) {
   for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
-    for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) scale_curve(&m->gemm[d][form], compute);
+    for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) sluice_curve_scale(&m->gemm[d][form], compute);
   }
-  scale_curve(&m->rows, compute);
+  sluice_curve_scale(&m->rows, compute);
   m->gemm_call_seconds *= compute, m->activation_seconds *= compute, m->activation_grad_seconds *= compute;
   m->relu_seconds *= compute, m->relu_grad_seconds *= compute;
   scale_link(&m->exchange, comm), scale_link(&m->node_exchange, comm);
-  scale_curve(&m->exchange_contention, comm), scale_curve(&m->compute_contention, comm);
+  sluice_curve_scale(&m->exchange_contention, comm), sluice_curve_scale(&m->compute_contention, comm);
   m->second_exchange_seconds *= comm, m->second_exchange_contention *= comm, m->second_compute_contention *= comm;
 }
 

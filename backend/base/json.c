@@ -182,6 +182,11 @@ int sluice_json_is_named(const sluice_json_t* node, const char* name) {
   return strlen(name) == (size_t)node->name_length && memcmp(node->name, name, (size_t)node->name_length) == 0;
 }
 
+int sluice_json_is_text(const sluice_json_t* node, const char* text) {
+  return node->kind == SLUICE_JSON_STRING && strlen(text) == (size_t)node->text_length &&
+         memcmp(text, node->text, strlen(text)) == 0;
+}
+
 const sluice_json_t* sluice_json_member(const sluice_json_t* object, const char* name) {
   for (const sluice_json_t* c = object->child; c != NULL; c = c->next) {
     if (sluice_json_is_named(c, name)) return c;

@@ -38,5 +38,7 @@ sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char*
 void sluice_json_free(sluice_json_tree_t* tree);
 
 int sluice_json_is_named(const sluice_json_t* node, const char* name);
+/* Returns whether the node is a string with this text. */
+int sluice_json_is_text(const sluice_json_t* node, const char* text);
 /* Returns the member, or NULL. Parsing rejects repeated names. */
 const sluice_json_t* sluice_json_member(const sluice_json_t* object, const char* name);

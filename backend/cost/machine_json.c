@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads and writes a machine as JSON. Every field is in one table, so that reading, the list of known names, and
- * writing agree. */
+/* Reads and writes a machine as JSON. One table has every field, for reading and for the list of known names. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -198,11 +197,8 @@ static sluice_status_t read_gemm(const char* field, const sluice_json_t* node, v
 }
 
 static int32_t lane_of(const sluice_json_t* node) {
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES && node->kind == SLUICE_JSON_STRING; ++lane) {
-    if (strlen(sluice_lane_names[lane]) == (size_t)node->text_length &&
-        memcmp(sluice_lane_names[lane], node->text, (size_t)node->text_length) == 0) {
-      return lane;
-    }
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    if (sluice_json_is_text(node, sluice_lane_names[lane])) return lane;
   }
   return -1;
 }
@@ -307,8 +303,7 @@ static sluice_status_t read_provenance(const char* field, const sluice_json_t* n
   sluice_machine_t* m = out;
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_STRING));
   for (int32_t p = 0; p < 3; ++p) {
-    const char* name = sluice_provenance_names[p];
-    if (strlen(name) != (size_t)node->text_length || memcmp(name, node->text, strlen(name)) != 0) continue;
+    if (!sluice_json_is_text(node, sluice_provenance_names[p])) continue;
     m->provenance = p;
     return SLUICE_OK;
   }

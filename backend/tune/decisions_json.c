@@ -60,8 +60,8 @@ static void add_races(sluice_text_t* text, const sluice_tuner_table_t* table, co
   }
 }
 
-static const sluice_tuner_table_t* table_of(const sluice_tuner_t* tuner, uint64_t layer) {
-  const sluice_tuner_table_t* table = tuner->tables;
+static sluice_tuner_table_t* table_of(const sluice_tuner_t* tuner, uint64_t layer) {
+  sluice_tuner_table_t* table = tuner->tables;
   while (table != NULL && table->layer != layer) table = table->next;
   return table;
 }
@@ -92,15 +92,10 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
 
 /* ---- reading ---- */
 
-static int is_text(const sluice_json_t* node, const char* text) {
-  return node->kind == SLUICE_JSON_STRING && strlen(text) == (size_t)node->text_length &&
-         memcmp(text, node->text, strlen(text)) == 0;
-}
-
 /* The number of a policy, also from "by chunk"; -1 if the node names none. */
 static int32_t read_policy(const sluice_json_t* node, int32_t tensor) {
   if (node == NULL || node->kind != SLUICE_JSON_STRING) return -1;
-  if (is_text(node, sluice_restore_name(SLUICE_RESTORE_BY_CHUNK))) return SLUICE_RESTORE_BY_CHUNK;
+  if (sluice_json_is_text(node, sluice_restore_name(SLUICE_RESTORE_BY_CHUNK))) return SLUICE_RESTORE_BY_CHUNK;
   return sluice_restore_find(node->text, (size_t)node->text_length, tensor);
 }
 
@@ -127,7 +122,7 @@ static sluice_status_t read_form(const sluice_json_t* node, int32_t number, slui
   const sluice_json_t *way = sluice_json_member(node, "deduplicate"), *grouped = sluice_json_member(node, "grouped");
   out->deduplicate = -1;
   for (int32_t i = SLUICE_DEDUPLICATE_NONE; way != NULL && i <= SLUICE_DEDUPLICATE_NODES; ++i) {
-    if (is_text(way, sluice_deduplicate_word(i))) out->deduplicate = i;
+    if (sluice_json_is_text(way, sluice_deduplicate_word(i))) out->deduplicate = i;
   }
   SLUICE_TRY(SLUICE_REQUIRE(way == NULL || out->deduplicate >= 0,
                             WHAT ": deduplicate of answer %d must be \"none\", \"ranks\" or \"nodes\"", number));
@@ -143,15 +138,16 @@ static sluice_status_t read_form(const sluice_json_t* node, int32_t number, slui
 }
 
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
+  static const char* const known[] = {
+      "layer", "rows", "num_chunks", "wgrad_mode", "restore_input", "restore_pre_activation", "deduplicate", "grouped"};
   /* clears the rest of a refused file, which other ranks may not have read: ranks compare imports */
   *out = (sluice_import_t){0};
   SLUICE_TRY(SLUICE_REQUIRE(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number));
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
+    size_t i = 0;
+    while (i < sizeof known / sizeof known[0] && !sluice_json_is_named(c, known[i])) ++i;
     SLUICE_TRY(SLUICE_REQUIRE(
-        sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") || sluice_json_is_named(c, "num_chunks") ||
-            sluice_json_is_named(c, "wgrad_mode") || sluice_json_is_named(c, "restore_input") ||
-            sluice_json_is_named(c, "restore_pre_activation") || sluice_json_is_named(c, "deduplicate") ||
-            sluice_json_is_named(c, "grouped"),
+        i < sizeof known / sizeof known[0],
         WHAT
         ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input, "
         "restore_pre_activation, deduplicate and grouped",
@@ -172,10 +168,10 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
                                 rows->number <= MOST_ROWS && rows->number == floor(rows->number),
                             WHAT ": rows of answer %d must be a whole number in [1, 2^32]", number));
   out->rows = (int64_t)rows->number;
-  int32_t per_chunk = mode != NULL && is_text(mode, mode_names[1]);
+  int32_t per_chunk = mode != NULL && sluice_json_is_text(mode, mode_names[1]);
   SLUICE_TRY(SLUICE_REQUIRE(chunks != NULL && chunks->kind == SLUICE_JSON_NUMBER,
                             WHAT ": num_chunks of answer %d is missing", number));
-  SLUICE_TRY(SLUICE_REQUIRE(mode == NULL || per_chunk || is_text(mode, mode_names[0]),
+  SLUICE_TRY(SLUICE_REQUIRE(mode == NULL || per_chunk || sluice_json_is_text(mode, mode_names[0]),
                             WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number));
   SLUICE_TRY(read_policies(node, number, &out->plan));
   SLUICE_TRY(read_form(node, number, out));
@@ -260,8 +256,7 @@ static sluice_status_t take(sluice_tuner_t* tuner, const sluice_json_t* root) {
   }
   for (int32_t i = 0; i < number; ++i) {
     const sluice_import_t* import = &tuner->imports[tuner->num_imports + i];
-    sluice_tuner_table_t* table = tuner->tables;
-    while (table != NULL && table->layer != import->layer) table = table->next;
+    sluice_tuner_table_t* table = table_of(tuner, import->layer);
     if (table != NULL) sluice_tuner_take_import(table, import);
   }
   tuner->num_imports += number;

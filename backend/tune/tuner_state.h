@@ -105,7 +105,7 @@ static inline sluice_tuner_t* sluice_tuner_of_hook(sluice_policy_hook_t* policy_
 /* Call after a change of imports, mode or machine: updates the digest that headers compare. */
 void sluice_tuner_update_state(sluice_tuner_t* tuner);
 
-/* ---- tuner_work.c: a layer as the work that a machine prices ---- */
+/* ---- a layer as the work that a machine prices ---- */
 
 /* The work of a layer, without tokens; skew 1. */
 sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe);
@@ -122,7 +122,7 @@ int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate,
 /* Keeps a decision, and logs it if requested. */
 void sluice_tuner_record(sluice_tuner_t* tuner, const sluice_decision_t* decision);
 
-/* ---- tuner_reports.c: the reports in a header about passes that all ranks ran with the same choice ---- */
+/* ---- the reports in a header about passes that all ranks ran with the same choice ---- */
 
 void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision);
 /* Whether the received report is of a first pass after a switch; true once. */

@@ -7,6 +7,33 @@
 #define BOOTSTRAP_OP_NS 5000.0
 #define FARTHEST        2 /* times the distance between two raced candidates: the range of their trend */
 
+/* ---- candidates and buckets (search_state.h) ---- */
+
+int32_t sluice_search_size_of(int32_t num_chunks) {
+  return num_chunks < 1 ? 0 : num_chunks > SLUICE_SEARCH_SIZES ? SLUICE_SEARCH_SIZES - 1 : num_chunks - 1;
+}
+
+static int is_listed(int32_t size) {
+  int32_t i = 0;
+  while (i < SLUICE_NUM_CHUNK_COUNTS && sluice_search_size_of(sluice_chunk_counts[i]) != size) ++i;
+  return i < SLUICE_NUM_CHUNK_COUNTS;
+}
+
+int32_t sluice_search_next_size(int32_t size, int32_t step, int32_t lo, int32_t hi) {
+  do {
+    size += step;
+  } while (size > lo && size < hi && !is_listed(size));
+  return size;
+}
+
+int32_t sluice_search_bucket(int64_t rows) {
+  if (rows < 1) return 0;
+  int32_t bucket = (int32_t)floor(4 * log2((double)rows) + 0.5);
+  return bucket < SLUICE_SEARCH_BUCKETS ? bucket : SLUICE_SEARCH_BUCKETS - 1;
+}
+
+/* ---- times ---- */
+
 /* The place of a candidate, or of the first with its n; -1: it has none. */
 static int32_t place_of(const sluice_spot_t* spot, int32_t direction, int32_t pick) {
   for (int32_t i = 0; i < spot->num_places; ++i) {

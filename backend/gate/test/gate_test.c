@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The gate's forward: capacity, a slow reference over many configs, edges, and refusals. Its backward against central
- * differences of the slow gate. */
+ * differences of the slow gate. The counts and order of sluice_route. */
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -9,7 +9,153 @@
 #include "backend/base/alloc.h"
 #include "backend/base/test/refused.h"
 #include "backend/gate/gate_choice.h"
-#include "backend/gate/test/gate_reference.h"
+#include "sluice/gate.h"
+#include "sluice/split.h"
+
+enum { MAX_T = 40, MAX_E = 16 };
+
+/* ---- tensors -------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+  sluice_tensor_t tensor;
+  int64_t shape[2], strides[2];
+} test_tensor_t;
+
+static const sluice_tensor_t* tensor_of(test_tensor_t* t, void* data, int code, int bits, int64_t rows, int64_t columns,
+                                        int64_t row_stride, int64_t column_stride) {
+  memset(t, 0, sizeof *t);
+  t->shape[0] = rows, t->shape[1] = columns, t->strides[0] = row_stride, t->strides[1] = column_stride;
+  t->tensor = (sluice_tensor_t){.data = data,
+                                .device_type = SLUICE_DEVICE_CPU,
+                                .ndim = columns < 0 ? 1 : 2,
+                                .type_code = (uint8_t)code,
+                                .type_bits = (uint8_t)bits,
+                                .type_lanes = 1,
+                                .shape = t->shape,
+                                .strides = t->strides};
+  return &t->tensor;
+}
+#define REAL_2D(t, data, rows, columns, stride) tensor_of(t, data, SLUICE_TYPE_FLOAT, 32, rows, columns, stride, 1)
+#define REAL_1D(t, data, count)                 tensor_of(t, data, SLUICE_TYPE_FLOAT, 32, count, -1, 1, 0)
+#define I64_1D(t, data, count)                  tensor_of(t, data, SLUICE_TYPE_INT, 64, count, -1, 1, 0)
+
+static uint64_t gate_seed = 11;
+static double gate_random(void) {
+  gate_seed = gate_seed * 6364136223846793005u + 1442695040888963407u;
+  return (double)(gate_seed >> 33) / 2147483648.0 * 2 - 1;
+}
+
+/* ---- the slow gate -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+  int T, E, K;
+  double logits[MAX_T][MAX_E], bias[MAX_E];
+  double score[MAX_T][MAX_E];
+  int id[MAX_T][MAX_E];   /* before dropping */
+  int kept[MAX_T][MAX_E]; /* by k */
+  double weight[MAX_T][MAX_E];
+  int64_t counts[MAX_E];
+  double aux, z;
+} slow_t;
+
+static void slow_scores(const sluice_gate_config_t* c, slow_t* s) {
+  s->z = 0;
+  for (int t = 0; t < s->T; ++t) {
+    double sum = 0;
+    for (int e = 0; e < s->E; ++e) sum += exp(s->logits[t][e]);
+    for (int e = 0; e < s->E; ++e) {
+      s->score[t][e] = c->score == SLUICE_SCORE_SOFTMAX ? exp(s->logits[t][e]) / sum : 1 / (1 + exp(-s->logits[t][e]));
+    }
+    s->z += log(sum) * log(sum) / s->T;
+  }
+}
+
+/* The index of the greatest value not yet taken, the first of equals. */
+static int slow_argmax(const double* value, const int* taken, int count) {
+  int best = -1;
+  for (int i = 0; i < count; ++i) {
+    if (!taken[i] && (best < 0 || value[i] > value[best])) best = i;
+  }
+  return best;
+}
+
+static void slow_choose(const sluice_gate_config_t* c, slow_t* s) {
+  memset(s->counts, 0, sizeof s->counts);
+  for (int t = 0; t < s->T; ++t) {
+    double choosing[MAX_E];
+    int taken[MAX_E] = {0};
+    for (int e = 0; e < s->E; ++e) choosing[e] = s->score[t][e] + s->bias[e];
+    if (c->num_groups > 1) {
+      int size = s->E / c->num_groups, group_taken[MAX_E] = {0}, top = c->group_score_top ? c->group_score_top : 2;
+      double group[MAX_E];
+      for (int g = 0; g < c->num_groups; ++g) {
+        int used[MAX_E] = {0};
+        group[g] = 0;
+        for (int i = 0; i < (top < size ? top : size); ++i) {
+          int at = slow_argmax(choosing + g * size, used, size);
+          used[at] = 1;
+          group[g] += choosing[g * size + at];
+        }
+      }
+      for (int i = 0; i < c->top_groups; ++i) group_taken[slow_argmax(group, group_taken, c->num_groups)] = 1;
+      for (int e = 0; e < s->E; ++e) taken[e] = !group_taken[e / size];
+    }
+    for (int k = 0; k < s->K; ++k) {
+      int e = slow_argmax(choosing, taken, s->E);
+      taken[e] = 1;
+      s->id[t][k] = e;
+      s->kept[t][k] = 1;
+      ++s->counts[e];
+    }
+  }
+}
+
+/* One expert's routes are ranked by counting the routes that come before each. */
+static void slow_drop(const sluice_gate_config_t* c, slow_t* s, int64_t capacity) {
+  if (c->drop_policy == SLUICE_DROP_NONE) return;
+  for (int t = 0; t < s->T; ++t) {
+    for (int k = 0; k < s->K; ++k) {
+      int64_t rank = 0;
+      int e = s->id[t][k];
+      for (int u = 0; u < s->T; ++u) {
+        for (int j = 0; j < s->K; ++j) {
+          if (s->id[u][j] != e) continue;
+          if (c->drop_policy == SLUICE_DROP_POSITION) {
+            rank += j < k || (j == k && u < t);
+          } else {
+            rank += s->score[u][e] > s->score[t][e] || (s->score[u][e] == s->score[t][e] && u < t);
+          }
+        }
+      }
+      s->kept[t][k] = rank < capacity;
+    }
+  }
+}
+
+/* Weights and losses for the choices that stand in s. */
+static void slow_finish(const sluice_gate_config_t* c, slow_t* s) {
+  double mean[MAX_E] = {0};
+  for (int t = 0; t < s->T; ++t) {
+    double sum = 0, all = 0;
+    for (int k = 0; k < s->K; ++k) sum += s->kept[t][k] ? s->score[t][s->id[t][k]] : 0;
+    for (int e = 0; e < s->E; ++e) all += s->score[t][e];
+    for (int e = 0; e < s->E; ++e) mean[e] += s->score[t][e] / all / s->T;
+    for (int k = 0; k < s->K; ++k) {
+      double w = s->kept[t][k] ? s->score[t][s->id[t][k]] : 0;
+      if (c->renormalize && s->kept[t][k]) w /= sum;
+      s->weight[t][k] = w * (double)c->scaling;
+    }
+  }
+  s->aux = 0;
+  for (int e = 0; e < s->E && s->T > 0; ++e) s->aux += s->E * (double)s->counts[e] / (s->T * s->K) * mean[e];
+}
+
+static void slow_gate(const sluice_gate_config_t* c, slow_t* s, int64_t capacity) {
+  slow_scores(c, s);
+  slow_choose(c, s);
+  slow_drop(c, s, capacity);
+  slow_finish(c, s);
+}
 
 static sluice_gate_config_t config_of(int32_t experts, int32_t top_k) {
   DEFAULTS(sluice_gate_config, c);
@@ -61,14 +207,50 @@ TEST(Capacity_FactorTimesMean_IsRoundedUp) {
 
 static slow_t slow;
 
-static void compare_with_slow(const sluice_gate_config_t* c, int tokens, int with_bias, int layout) {
-  float logits[MAX_T * (MAX_E + 3)], bias[MAX_E], weights[MAX_T * MAX_E * 3], aux, z;
+/* With the choices of the forward: L = sum of g * weight + a * aux + b * z. */
+static double g[MAX_T][MAX_E];
+
+static double loss(const sluice_gate_config_t* c, double a, double b) {
+  double sum = 0;
+  slow_scores(c, &slow);
+  slow_finish(c, &slow);
+  for (int t = 0; t < slow.T; ++t) {
+    for (int k = 0; k < slow.K; ++k) sum += g[t][k] * slow.weight[t][k];
+  }
+  return sum + a * slow.aux + b * slow.z;
+}
+
+/* Compares out [T, E], with rows `stride` apart, with central differences. */
+static void compare_gradients(const sluice_gate_config_t* c, float a, float b, const float* out, int stride) {
+  const double step = 1e-5;
+  for (int t = 0; t < slow.T; ++t) {
+    for (int e = 0; e < slow.E; ++e) {
+      double x = slow.logits[t][e];
+      slow.logits[t][e] = x + step;
+      double above = loss(c, a, b);
+      slow.logits[t][e] = x - step;
+      double below = loss(c, a, b);
+      slow.logits[t][e] = x;
+      /* f32 scores and gradients of size 1 to 3, E of them summed: some 1e-6; differences add 1e-10. */
+      double slope = (above - below) / (2 * step), found = (double)out[t * stride + e];
+      if (!(fabs(slope - found) <= 4e-6))
+        fail_msg("dlogits[%d, %d] is %.9g, differences give %.9g", t, e, found, slope);
+    }
+    assert_true(isnan(out[t * stride + slow.E])); /* what lies between rows stays */
+  }
+}
+
+/* parts: bits of the gradients that the backward gets: of weights, of aux, of z. */
+static void compare_with_slow(const sluice_gate_config_t* c, int tokens, int with_bias, int layout, int parts) {
+  float logits[MAX_T * (MAX_E + 3)], bias[MAX_E], weights[MAX_T * MAX_E * 3], grads[MAX_T * MAX_E * 3], aux, z;
+  float out[MAX_T * (MAX_E + 2)];
   int32_t ids[MAX_T * MAX_E * 3];
   int64_t counts[MAX_E];
-  test_tensor_t l, b, i, w, n;
+  test_tensor_t l, b, i, w, n, gt, o;
   int E = c->num_experts, K = c->top_k, stride = E + (layout ? 3 : 0);
   memset(&slow, 0, sizeof slow);
   memset(weights, 0xff, sizeof weights);
+  memset(out, 0xff, sizeof out);
   slow.T = tokens, slow.E = E, slow.K = K;
   for (int t = 0; t < tokens; ++t) {
     for (int e = 0; e < E; ++e) slow.logits[t][e] = logits[t * stride + e] = (float)(3 * gate_random());
@@ -76,8 +258,10 @@ static void compare_with_slow(const sluice_gate_config_t* c, int tokens, int wit
   for (int e = 0; e < E; ++e) slow.bias[e] = bias[e] = with_bias ? (float)(0.3 * gate_random()) : 0;
   /* Token-major, then k-major (DeepSpeed), then every third element. */
   int64_t st = layout == 0 ? K : layout == 1 ? 1 : 3 * K, sk = layout == 0 ? 1 : layout == 1 ? tokens : 3;
-  assert_ok(sluice_gate_forward(c, REAL_2D(&l, logits, tokens, E, stride), with_bias ? REAL_1D(&b, bias, E) : NULL,
-                                tensor_of(&i, ids, SLUICE_TYPE_INT, 32, tokens, K, st, sk),
+  REAL_2D(&l, logits, tokens, E, stride);
+  const sluice_tensor_t* bias_tensor = with_bias ? REAL_1D(&b, bias, E) : NULL;
+  tensor_of(&i, ids, SLUICE_TYPE_INT, 32, tokens, K, st, sk);
+  assert_ok(sluice_gate_forward(c, &l.tensor, bias_tensor, &i.tensor,
                                 tensor_of(&w, weights, SLUICE_TYPE_FLOAT, 32, tokens, K, st, sk), I64_1D(&n, counts, E),
                                 &aux, &z));
   slow_gate(c, &slow, sluice_gate_capacity(c, tokens));
@@ -85,16 +269,24 @@ static void compare_with_slow(const sluice_gate_config_t* c, int tokens, int wit
     for (int k = 0; k < K; ++k) {
       assert_int_equal(ids[t * st + k * sk], slow.kept[t][k] ? slow.id[t][k] : -1);
       assert_near(weights[t * st + k * sk], slow.weight[t][k]);
+      grads[t * st + k * sk] = (float)gate_random();
+      g[t][k] = parts & 1 ? grads[t * st + k * sk] : 0;
     }
   }
   assert_memory_equal(counts, slow.counts, (size_t)E * sizeof *counts);
   assert_near(aux, slow.aux);
   assert_near(z, tokens == 0 ? 0 : slow.z);
+  if (E > 8 || tokens > 12) return; /* differences take time */
+  float of_aux = parts & 2 ? (float)gate_random() : 0, of_z = parts & 4 ? (float)gate_random() : 0;
+  assert_ok(sluice_gate_backward(c, &l.tensor, bias_tensor, &i.tensor,
+                                 parts & 1 ? tensor_of(&gt, grads, SLUICE_TYPE_FLOAT, 32, tokens, K, st, sk) : NULL,
+                                 of_aux, of_z, REAL_2D(&o, out, tokens, E, E + 2)));
+  compare_gradients(c, of_aux, of_z, out, E + 2);
 }
 
-TEST(Forward_ManyConfigs_MatchSlowGate) {
-  static const int tokens[] = {0, 1, 7, 40};
-  for (int run = 0; run < 3000; ++run) {
+TEST(ForwardAndBackward_ManyConfigs_MatchSlowGateAndDifferences) {
+  static const int tokens[] = {0, 1, 5, 12, 40};
+  for (int run = 0; run < 4000; ++run) {
     int E = (int[]){1, 2, 6, 8, 16}[run % 5];
     sluice_gate_config_t c = config_of(E, 1 + run / 5 % E);
     c.score = run / 7 % 2;
@@ -110,7 +302,7 @@ TEST(Forward_ManyConfigs_MatchSlowGate) {
       if (c.top_groups * (E / c.num_groups) < c.top_k) c.top_groups = c.num_groups;
       c.group_score_top = run / 43 % 2;
     }
-    compare_with_slow(&c, tokens[run / 3 % 4], run / 47 % 2, run / 53 % 3);
+    compare_with_slow(&c, tokens[run / 3 % 5], run / 47 % 2, run / 53 % 3, 1 + run / 59 % 7);
   }
 }
 
@@ -212,81 +404,79 @@ TEST(Forward_BadConfig_IsRefusedByName) {
   REFUSED(forward(&longer.config, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
 }
 
+/* The arguments of a valid call for two tokens, four experts and two choices. */
+typedef struct {
+  float logits[8], bias[4], weights[16];
+  int32_t ids[16];
+  int64_t counts[4];
+  test_tensor_t l, b, i, w, n;
+} arguments_t;
+
+static void make(arguments_t* a) {
+  memset(a, 0, sizeof *a);
+  REAL_2D(&a->l, a->logits, 2, 4, 4), REAL_1D(&a->b, a->bias, 4), I64_1D(&a->n, a->counts, 4);
+  tensor_of(&a->i, a->ids + 8, SLUICE_TYPE_INT, 32, 2, 2, 2, 1), REAL_2D(&a->w, a->weights + 8, 2, 2, 2);
+}
+
+static sluice_status_t run(const arguments_t* a) {
+  sluice_gate_config_t c = config_of(4, 2);
+  return sluice_gate_forward(&c, &a->l.tensor, &a->b.tensor, &a->i.tensor, &a->w.tensor, &a->n.tensor, NULL, NULL);
+}
+
 TEST(Forward_BadTensors_AreRefusedByName) {
   sluice_gate_config_t c = config_of(4, 2);
-  float logits[8] = {0}, weights[4];
-  int32_t ids[4];
-  test_tensor_t l, i, w, b;
-  const sluice_tensor_t* good_l = REAL_2D(&l, logits, 2, 4, 4);
-  const sluice_tensor_t* good_i = tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 2, 2, 1);
-  const sluice_tensor_t* good_w = REAL_2D(&w, weights, 2, 2, 2);
   const int32_t bad = SLUICE_E_INVALID_ARGUMENT;
-  assert_ok(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL));
-  REFUSED(sluice_gate_forward(NULL, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "NULL");
-  REFUSED(sluice_gate_forward(&c, NULL, NULL, good_i, good_w, NULL, NULL, NULL), bad, "logits: tensor is NULL");
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, NULL, good_w, NULL, NULL, NULL), bad, "expert_ids");
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, NULL, NULL, NULL, NULL), bad, "route_weights");
-  REFUSED(sluice_gate_forward(&c, good_l, REAL_1D(&b, logits, 3), good_i, good_w, NULL, NULL, NULL), bad,
-          "bias: dimension 0 is 3, want 4");
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, I64_1D(&b, logits, 3), NULL, NULL), bad,
-          "counts: dimension 0 is 3, want 4");
-  l.shape[1] = 3;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
-          "logits: dimension 1 is 3, want 4");
-  l.shape[1] = 4, l.strides[0] = 1, l.strides[1] = 2;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "stride of dimension 1");
-  l.strides[0] = 4, l.strides[1] = 1, l.tensor.type_bits = 64;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "dtype is f64, want f32");
-  l.tensor.type_bits = 24;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "unknown");
-  l.tensor.type_bits = 32, l.tensor.type_lanes = 2;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "type_lanes is 2");
-  l.tensor.type_lanes = 1, l.tensor.device_type = SLUICE_DEVICE_CUDA;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "device_type is 2");
-  l.tensor.device_type = SLUICE_DEVICE_CPU, l.tensor.data = NULL;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "data is NULL");
-  l.tensor.data = logits, l.tensor.ndim = 1;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "has 1 dimensions");
-  l.tensor.ndim = 2, l.shape[0] = -1;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "want a size >= 0");
-  l.shape[0] = INT64_MAX;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "range of int64");
-  l.shape[0] = 2, i.tensor.type_bits = 64;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "expert_ids: dtype is i64");
-  i.tensor.type_bits = 32, i.shape[0] = 3;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
-          "expert_ids: dimension 0 is 3, want 2");
-  /* What is written may lie anywhere, but not on itself. */
-  const struct {
+  arguments_t a;
+  make(&a);
+  const sluice_tensor_t *l = &a.l.tensor, *i = &a.i.tensor, *w = &a.w.tensor;
+  assert_ok(run(&a));
+  assert_ok(sluice_gate_forward(&c, l, NULL, i, w, NULL, NULL, NULL));
+  REFUSED(sluice_gate_forward(NULL, l, NULL, i, w, NULL, NULL, NULL), bad, "NULL");
+  REFUSED(sluice_gate_forward(&c, NULL, NULL, i, w, NULL, NULL, NULL), bad, "logits: tensor is NULL");
+  REFUSED(sluice_gate_forward(&c, l, NULL, NULL, w, NULL, NULL, NULL), bad, "expert_ids");
+  REFUSED(sluice_gate_forward(&c, l, NULL, i, NULL, NULL, NULL, NULL), bad, "route_weights");
+#define REFUSED_WITH(change, words) \
+  do {                              \
+    make(&a);                       \
+    change;                         \
+    REFUSED(run(&a), bad, words);   \
+  } while (0)
+  REFUSED_WITH(a.b.shape[0] = 3, "bias: dimension 0 is 3, want 4");
+  REFUSED_WITH(a.n.shape[0] = 3, "counts: dimension 0 is 3, want 4");
+  REFUSED_WITH(a.l.shape[1] = 3, "logits: dimension 1 is 3, want 4");
+  REFUSED_WITH((a.l.strides[0] = 1, a.l.strides[1] = 2), "stride of dimension 1");
+  REFUSED_WITH(a.l.tensor.type_bits = 64, "dtype is f64, want f32");
+  REFUSED_WITH(a.l.tensor.type_bits = 24, "unknown");
+  REFUSED_WITH(a.l.tensor.type_lanes = 2, "type_lanes is 2");
+  REFUSED_WITH(a.l.tensor.device_type = SLUICE_DEVICE_CUDA, "device_type is 2");
+  REFUSED_WITH(a.l.tensor.data = NULL, "data is NULL");
+  REFUSED_WITH(a.l.tensor.ndim = 1, "has 1 dimensions");
+  REFUSED_WITH(a.l.shape[0] = -1, "want a size >= 0");
+  REFUSED_WITH(a.l.shape[0] = INT64_MAX, "range of int64");
+  REFUSED_WITH(a.i.tensor.type_bits = 64, "expert_ids: dtype is i64");
+  REFUSED_WITH(a.i.shape[0] = 3, "expert_ids: dimension 0 is 3, want 2");
+  REFUSED_WITH(a.n.strides[0] = 0, "counts: strides");
+#undef REFUSED_WITH
+}
+
+/* What is written may lie anywhere, but not on itself. */
+TEST(Forward_AnyStrides_AreTakenUnlessElementsOverlap) {
+  static const struct {
     int64_t down, across;
     int overlaps;
   } strides[] = {{1, 2, 0}, {2, -1, 0}, {-1, 2, 0}, {3, 2, 0}, {0, 1, 1}, {1, 0, 1}, {1, 1, 1}, {-1, 1, 1}};
-  for (size_t n = 0; n < sizeof strides / sizeof strides[0]; ++n) {
-    static int32_t wide_ids[16];
-    static float wide_weights[16];
-    const int64_t down = strides[n].down, across = strides[n].across;
-    good_i = tensor_of(&i, wide_ids + 8, SLUICE_TYPE_INT, 32, 2, 2, down, across);
-    good_w = REAL_2D(&w, weights, 2, 2, 2);
-    sluice_status_t status = sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL);
-    if (strides[n].overlaps) {
-      REFUSED(status, bad, "expert_ids: strides");
-    } else {
-      assert_ok(status);
-    }
-    good_i = tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 2, 2, 1);
-    good_w = tensor_of(&w, wide_weights + 8, SLUICE_TYPE_FLOAT, 32, 2, 2, down, across);
-    status = sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL);
-    if (strides[n].overlaps) {
-      REFUSED(status, bad, "route_weights: strides");
+  for (size_t n = 0; n < 2 * (sizeof strides / sizeof strides[0]); ++n) {
+    arguments_t a;
+    make(&a);
+    test_tensor_t* t = n % 2 ? &a.w : &a.i;
+    t->strides[0] = strides[n / 2].down, t->strides[1] = strides[n / 2].across;
+    const sluice_status_t status = run(&a);
+    if (strides[n / 2].overlaps) {
+      REFUSED(status, SLUICE_E_INVALID_ARGUMENT, n % 2 ? "route_weights: strides" : "expert_ids: strides");
     } else {
       assert_ok(status);
     }
   }
-  int64_t counted[4];
-  I64_1D(&b, counted, 4);
-  b.strides[0] = 0;
-  good_w = REAL_2D(&w, weights, 2, 2, 2);
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, &b.tensor, NULL, NULL), bad, "counts: strides");
 }
 
 TEST(Forward_NthAllocationFails_NoEffectNoLeak) {
@@ -333,102 +523,11 @@ TEST(Forward_FourThreads_SameResults) {
 
 /* ---- the backward ---------------------------------------------------------------------------------------------- */
 
-/* Choices are held as forward made them: L = sum of g * weight + a * aux + b * z. */
-static double g[MAX_T][MAX_E];
-
-static double loss(const sluice_gate_config_t* c, double a, double b) {
-  double sum = 0;
-  slow_scores(c, &slow);
-  slow_finish(c, &slow);
-  for (int t = 0; t < slow.T; ++t) {
-    for (int k = 0; k < slow.K; ++k) sum += g[t][k] * slow.weight[t][k];
-  }
-  return sum + a * slow.aux + b * slow.z;
-}
-
-static void check_gradients(const sluice_gate_config_t* c, int tokens, int with_bias, int parts) {
-  float logits[MAX_T * MAX_E], bias[MAX_E], weights[MAX_T * MAX_E], grads[MAX_T * MAX_E], out[MAX_T * (MAX_E + 2)];
-  int32_t ids[MAX_T * MAX_E];
-  test_tensor_t l, bt, i, w, gt, o;
-  int E = c->num_experts, K = c->top_k;
-  float a = parts & 2 ? (float)gate_random() : 0, b = parts & 4 ? (float)gate_random() : 0;
-  memset(out, 0xff, sizeof out);
-  memset(&slow, 0, sizeof slow);
-  memset(g, 0, sizeof g);
-  slow.T = tokens, slow.E = E, slow.K = K;
-  for (int t = 0; t < tokens; ++t) {
-    for (int e = 0; e < E; ++e) slow.logits[t][e] = logits[t * E + e] = (float)(3 * gate_random());
-    for (int k = 0; k < K; ++k) grads[k * tokens + t] = (float)gate_random(); /* k-major */
-  }
-  for (int e = 0; e < E; ++e) slow.bias[e] = bias[e] = with_bias ? (float)(0.3 * gate_random()) : 0;
-  const sluice_tensor_t* bias_tensor = with_bias ? REAL_1D(&bt, bias, E) : NULL;
-  const sluice_tensor_t* id_tensor = tensor_of(&i, ids, SLUICE_TYPE_INT, 32, tokens, K, 1, tokens);
-  assert_int_equal(sluice_gate_forward(c, REAL_2D(&l, logits, tokens, E, E), bias_tensor, id_tensor,
-                                       REAL_2D(&w, weights, tokens, K, K), NULL, NULL, NULL),
-                   SLUICE_OK);
-  slow_gate(c, &slow, sluice_gate_capacity(c, tokens));
-  for (int t = 0; t < tokens; ++t) {
-    for (int k = 0; k < K; ++k) {
-      assert_int_equal(ids[k * tokens + t], slow.kept[t][k] ? slow.id[t][k] : -1);
-      g[t][k] = parts & 1 ? grads[k * tokens + t] : 0;
-    }
-  }
-  const sluice_tensor_t* grad_tensor =
-      parts & 1 ? tensor_of(&gt, grads, SLUICE_TYPE_FLOAT, 32, tokens, K, 1, tokens) : NULL;
-  assert_int_equal(
-      sluice_gate_backward(c, &l.tensor, bias_tensor, id_tensor, grad_tensor, a, b, REAL_2D(&o, out, tokens, E, E + 2)),
-      SLUICE_OK);
-  for (int t = 0; t < tokens; ++t) {
-    for (int e = 0; e < E; ++e) {
-      const double step = 1e-5;
-      double x = slow.logits[t][e];
-      slow.logits[t][e] = x + step;
-      double above = loss(c, a, b);
-      slow.logits[t][e] = x - step;
-      double below = loss(c, a, b);
-      slow.logits[t][e] = x;
-      /* f32 scores and gradients of size 1 to 3, E of them summed: some 1e-6; differences add 1e-10. */
-      double slope = (above - below) / (2 * step), found = (double)out[t * (E + 2) + e];
-      if (!(fabs(slope - found) <= 4e-6))
-        fail_msg("dlogits[%d, %d] is %.9g, differences give %.9g", t, e, found, slope);
-    }
-    assert_true(isnan(out[t * (E + 2) + E])); /* what lies between rows stays */
-  }
-}
-
-TEST(Backward_ManyConfigs_MeetDifferences) {
-  static const int tokens[] = {1, 5, 12};
-  for (int run = 0; run < 1500; ++run) {
-    int E = (int[]){1, 2, 6, 8}[run % 4];
-    DEFAULTS(sluice_gate_config, c);
-    c.num_experts = E;
-    c.top_k = 1 + run / 4 % E;
-    c.score = run / 3 % 2;
-    c.renormalize = run / 5 % 2;
-    c.scaling = run / 7 % 2 ? 2.5f : 1;
-    c.drop_policy = run / 11 % 3;
-    c.capacity = run / 13 % 4;
-    c.capacity_factor = (float)(run / 17 % 3) * 0.5f;
-    if (E % 2 == 0 && run / 19 % 2) {
-      c.num_groups = 2;
-      c.top_groups = c.top_k <= E / 2 ? 1 : 2;
-    }
-    check_gradients(&c, tokens[run / 23 % 3], run / 29 % 2, 1 + run / 31 % 7);
-  }
-}
-
-TEST(Backward_NoTokens_DoesNothing) {
-  DEFAULTS(sluice_gate_config, c);
-  c.num_experts = 4, c.top_k = 2;
-  check_gradients(&c, 0, 0, 7);
-}
-
 TEST(Backward_WhatIsNotAsked_IsZero) {
-  DEFAULTS(sluice_gate_config, c);
+  sluice_gate_config_t c = config_of(4, 1);
   float logits[4] = {1, 2, 3, 4}, out[4] = {NAN, NAN, NAN, NAN};
   int32_t ids[1] = {3};
   test_tensor_t l, i, o;
-  c.num_experts = 4;
   assert_int_equal(
       sluice_gate_backward(&c, REAL_2D(&l, logits, 1, 4, 4), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 1, 1, 1, 1),
                            NULL, 0, 0, REAL_2D(&o, out, 1, 4, 4)),
@@ -437,11 +536,10 @@ TEST(Backward_WhatIsNotAsked_IsZero) {
 }
 
 TEST(Backward_BadId_IsRefusedByPlace) {
-  DEFAULTS(sluice_gate_config, c);
+  sluice_gate_config_t c = config_of(4, 1);
   float logits[8] = {0}, out[8] = {0};
   int32_t ids[2] = {0, 4};
   test_tensor_t l, i, o;
-  c.num_experts = 4;
   REFUSED(
       sluice_gate_backward(&c, REAL_2D(&l, logits, 2, 4, 4), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 1, 1, 1),
                            NULL, 0, 0, REAL_2D(&o, out, 2, 4, 4)),
@@ -453,4 +551,72 @@ TEST(Backward_BadId_IsRefusedByPlace) {
                            NULL, 0, 0, REAL_2D(&o, out, 2, 4, 3)),
       SLUICE_E_INVALID_ARGUMENT); /* what is read may lie on itself */
   assert_non_null(strstr(last_message(), "grad_logits: strides 3, 1 of [2, 4] make elements overlap"));
+}
+
+/* ---- sluice_route ---------------------------------------------------------------------------------------------- */
+
+TEST(Route_KMajorI32_SortsByExpertTokenK) {
+  /* [K, T] as DeepSpeed has them; token 0: 2, 0; token 1: -1, 2; token 2: 0, -1. */
+  int32_t ids[] = {2, -1, 0, 0, 2, -1};
+  int64_t counts[4], order[6];
+  static const int64_t want_counts[] = {2, 0, 2, 0}, want_order[] = {1, 4, 0, 3, -1, -1};
+  test_tensor_t t;
+  assert_int_equal(sluice_route(tensor_of(&t, ids, SLUICE_TYPE_INT, 32, 3, 2, 1, 3), 4, counts, order), SLUICE_OK);
+  assert_memory_equal(counts, want_counts, sizeof counts);
+  assert_memory_equal(order, want_order, sizeof order);
+  assert_int_equal(sluice_route(&t.tensor, 4, counts, NULL), SLUICE_OK);
+}
+
+TEST(Route_I64RowMajor_EveryRouteOnceInOrder) {
+  enum { T = 50, K = 3, E = 7 };
+  int64_t ids[T * K], counts[E], order[T * K], at = 0;
+  test_tensor_t t;
+  for (int i = 0; i < T * K; ++i) ids[i] = (int64_t)((gate_random() + 1) / 2 * (E + 1)) - 1;
+  const sluice_tensor_t* tensor = tensor_of(&t, ids, SLUICE_TYPE_INT, 64, T, K, K, 1);
+  t.tensor.strides = NULL;
+  assert_int_equal(sluice_route(tensor, E, counts, order), SLUICE_OK);
+  for (int e = 0; e < E; ++e) {
+    int64_t found = 0;
+    for (int i = 0; i < T * K; ++i) {
+      if (ids[i] != e) continue;
+      assert_int_equal(order[at++], i);
+      ++found;
+    }
+    assert_int_equal(counts[e], found);
+  }
+  for (; at < T * K; ++at) assert_int_equal(order[at], -1);
+}
+
+static void assert_refused(const sluice_tensor_t* ids, int32_t experts, int64_t* counts, const char* words) {
+  int64_t order[4] = {7, 7, 7, 7};
+  REFUSED(sluice_route(ids, experts, counts, order), SLUICE_E_INVALID_ARGUMENT, words);
+  for (int i = 0; i < 4; ++i) assert_int_equal(order[i], 7); /* no effect */
+}
+
+TEST(Route_BadArguments_AreRefusedByName) {
+  int32_t ids[4] = {0, 1, 2, 3};
+  int64_t counts[4];
+  float reals[4];
+  test_tensor_t t, f;
+  const sluice_tensor_t* good = tensor_of(&t, ids, SLUICE_TYPE_INT, 32, 2, 2, 2, 1);
+  assert_refused(NULL, 4, counts, "expert_ids: tensor is NULL");
+  assert_refused(good, 0, counts, "num_experts is 0");
+  assert_refused(good, 4, NULL, "out_rows_per_expert");
+  assert_refused(good, 3, counts, "expert_ids[1, 1] is 3");
+  ids[2] = -2;
+  assert_refused(good, 4, counts, "expert_ids[1, 0] is -2");
+  assert_refused(REAL_2D(&f, reals, 2, 2, 2), 4, counts, "dtype is f32");
+}
+
+TEST(Route_AllocationFails_NoEffectNoLeak) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  int32_t ids[2] = {0, 1};
+  int64_t counts[2] = {5, 5};
+  test_tensor_t t;
+  uint64_t live = allocator->num_live;
+  allocator->fail_after = 0;
+  assert_int_equal(sluice_route(tensor_of(&t, ids, SLUICE_TYPE_INT, 32, 2, 1, 1, 1), 2, counts, NULL),
+                   SLUICE_E_NO_MEMORY);
+  allocator->fail_after = -1;
+  assert_true(counts[0] == 5 && allocator->num_live == live);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Deduplicated layers on this CPU: results and gradients against the plain f64 reference and against the same layer
- * without deduplication, bytes sent, refusals. */
+/* Deduplicated layers, whose tokens travel once to each rank, or once to each node and within it to each rank: results
+ * and gradients against the plain f64 reference and against the same layer with one copy more, bytes sent, budgets,
+ * refusals. On this CPU, and some of it on CUDA (fakes), with cuda_copies_test. */
 #include <stdio.h>
 #include <string.h>
 
@@ -15,152 +16,303 @@
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/sweeps.h"
 
-static case_t base_case(void) {
+static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks per node */
+enum { NUM_NODES = sizeof nodes_of / sizeof nodes_of[0] };
+
+static case_t rank_case(void) {
   case_t c = world_small_case();
-  c.world_size = 2, c.top_k = 4, c.bias = 1, c.deduplicate = 1;
+  c.world_size = 2, c.top_k = 4, c.bias = 1, c.deduplicate = SLUICE_DEDUPLICATE_RANKS;
   return c;
 }
 
-/* Compares with the reference and, at the experts, with the same layer without deduplication. */
+static case_t node_case(int32_t which) {
+  case_t c = world_small_case();
+  c.world_size = nodes_of[which][0], c.ranks_per_node = nodes_of[which][1];
+  c.num_experts = 24, c.top_k = 5, c.bias = 1, c.deduplicate = SLUICE_DEDUPLICATE_NODES;
+  for (int32_t r = 0; r < c.world_size; ++r) c.tokens[r] = 11 + 7 * r % 13;
+  return c;
+}
+
+/* The same layer with one level in place of two, or with rows in place of copies. */
+static case_t plainer(const case_t* c) {
+  case_t other = *c;
+  other.deduplicate = c->deduplicate == SLUICE_DEDUPLICATE_NODES ? SLUICE_DEDUPLICATE_RANKS : SLUICE_DEDUPLICATE_NONE;
+  if (other.deduplicate == SLUICE_DEDUPLICATE_NONE) other.chunking = SLUICE_CHUNKING_TOKENS;
+  return other;
+}
+
+/* Compares with the reference and, at the experts, with the plainer layer. */
 static void check(const case_t* c) {
   result_t got, plain;
-  case_t without = *c;
-  without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
+  const case_t other = plainer(c);
   case_run(c, &got);
-  case_run(&without, &plain);
+  case_run(&other, &plain);
   must_match(c, &got);
-  must_work(c, &plain);
+  must_work(&other, &plain);
   must_be_same_at_experts(c, &got, &plain);
   world_free(&got);
   world_free(&plain);
 }
 
-TEST(Deduplicate_AnyTopK_MatchesReference) {
-  for (int32_t k = 1; k <= 12; k += k < 8 ? 1 : 4) {
-    case_t c = base_case();
-    c.world_size = 2 + k % 3, c.top_k = k, c.num_chunks = 2;
+TEST(TwoLevels_NodesAndChunks_MatchReference) {
+  const int32_t chunks[] = {1, 2, 3, 7};
+  for (int32_t i = 0; i < 4 * NUM_NODES; ++i) {
+    const int32_t n = i % 4;
+    case_t c = node_case(i / 4);
+    c.num_chunks = chunks[n], c.gated = (i / 4 + n) % 3 == 0, c.wgrad_mode = n % 2;
     check(&c);
   }
 }
 
-/* A sum of one row is that row, rounded twice to the same value. */
-TEST(Deduplicate_OneRoutePerToken_HasTheBitsOfRows) {
-  for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
-    case_t c = base_case();
-    c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
-    case_t without = c;
-    without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
-    check_same_bits(&c, &without, 1);
+TEST(TwoLevels_EveryDtypeAndTopK_MatchesReference) {
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+  for (int32_t i = 0; i < 4; ++i) {
+    for (int32_t k = 1; k <= 24; k = k < 4 ? k + 1 : 2 * k) {
+      case_t c = node_case((i + k) % NUM_NODES);
+      c.top_k = k, c.num_chunks = 3, c.dtype = dtypes[i];
+      check(&c);
+    }
+  }
+}
+
+TEST(TwoLevels_Reuse_MatchesReference) {
+  case_t c = node_case(2);
+  c.num_chunks = 2, c.reuse = 1, c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+  check(&c);
+}
+
+/* A sum of one row is that row, rounded twice to the same value. With one route for each token, two levels save
+ * nothing, so rows take one hop as with one level. */
+TEST(Deduplicate_OneRoutePerToken_HasTheBitsOfThePlainerLayer) {
+  for (int32_t i = 0; i < 6; ++i) {
+    case_t c = i < 3 ? rank_case() : node_case(i % NUM_NODES);
+    c.dtype = SLUICE_DTYPE_F32 + i % 3, c.top_k = 1, c.num_chunks = 2;
+    if (i < 3) c.world_size = 3;
+    const case_t other = plainer(&c);
+    result_t got, want;
+    case_run(&c, &got);
+    case_run(&other, &want);
+    must_be_same(&c, &got, &want, 1);
+    for (int32_t r = 0; r < c.world_size && i >= 3; ++r) assert_int_equal(got.bytes_sent[r], want.bytes_sent[r]);
+    world_free(&got);
+    world_free(&want);
   }
 }
 
 /* Chunks are cut by tokens, so one chunk has all of a token's sums. */
 TEST(Deduplicate_AnyNumberOfChunks_HasTheSameBits) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
-    case_t one = base_case(), many;
+    case_t one = rank_case(), many;
     one.dtype = dtype, one.world_size = 4;
     many = one;
     for (many.num_chunks = 2; many.num_chunks <= 7; ++many.num_chunks) check_same_bits(&one, &many, 0);
   }
 }
 
+/* Until the tuner decides, an adaptive layer sends by rank. */
+TEST(TwoLevels_LeftOpen_BeginsByRank) {
+  for (int32_t i = 0; i < NUM_NODES; ++i) {
+    case_t c = node_case(i), by_rank;
+    c.num_chunks = 1 + i % 3, c.wgrad_mode = i % 2;
+    by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+    c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
+    check_same_bits(&c, &by_rank, 1);
+    c.restore = by_rank.restore = 1, c.separate_wgrad = by_rank.separate_wgrad = 1;
+    check_same_bits(&c, &by_rank, 1);
+  }
+}
+
+/* An adaptive layer that cannot have two levels uses one, without an error. */
+TEST(TwoLevels_LeftOpenWhereThereAreNone_IsByRank) {
+  for (int32_t what = 0; what < 4; ++what) {
+    case_t c = node_case(0), by_rank;
+    c.num_chunks = 2;
+    if (what == 0) c.top_k = 1;
+    if (what == 1) c.ranks_per_node = 0;
+    if (what == 2) c.budget = 1 << 22;
+    if (what == 3) c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+    by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+    c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
+    check_same_bits(&c, &by_rank, 1);
+  }
+}
+
+/* With one node, with nodes of one rank, or without nodes, there is one level. */
+TEST(TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks) {
+  for (int32_t per_node = 0; per_node <= 4; per_node += per_node == 1 ? 3 : 1) {
+    case_t c = node_case(0), one_level;
+    c.ranks_per_node = per_node, c.num_chunks = 2;
+    one_level = c, one_level.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+    check_same_bits(&c, &one_level, 1);
+  }
+}
+
 /* ---- bytes ---- */
 
+/* Without nodes each rank is a node: its copies go to other nodes, and nothing is forwarded. */
 typedef struct traffic_s {
-  uint64_t routes_out, token_copies_out, routes_in, token_copies_in; /* to and from other ranks */
+  uint64_t copies_out, copies_in;     /* to and from other nodes */
+  uint64_t forwards_out, forwards_in; /* to and from other ranks of the node */
+  uint64_t routes_out, routes_in;     /* to and from other ranks */
 } traffic_t;
 
 static traffic_t traffic_of(const case_t* c, int32_t rank) {
-  traffic_t sum = {0, 0, 0, 0};
+  traffic_t sum = {0};
+  const int32_t per_node = c->deduplicate == SLUICE_DEDUPLICATE_NODES ? c->ranks_per_node : 1;
+  const int32_t node = rank / per_node, local = rank % per_node;
   for (int32_t from = 0; from < c->world_size; ++from) {
     for (int64_t t = 0; t < c->tokens[from]; ++t) {
-      int seen[WORLD_MAX_RANKS] = {0};
+      int rank_seen[WORLD_MAX_RANKS] = {0}, node_seen[WORLD_MAX_RANKS] = {0};
       for (int32_t k = 0; k < c->top_k; ++k) {
-        int64_t e = world_expert(c, from, t, k);
+        const int64_t e = world_expert(c, from, t, k);
         if (e < 0) continue;
-        int32_t to = world_owner(c, (int32_t)e);
-        int out = from == rank && to != rank, in = from != rank && to == rank;
-        sum.routes_out += (uint64_t)out, sum.routes_in += (uint64_t)in;
-        if (seen[to]++ > 0) continue;
-        sum.token_copies_out += (uint64_t)out, sum.token_copies_in += (uint64_t)in;
+        const int32_t to = world_owner(c, (int32_t)e), through = to / per_node * per_node + from % per_node;
+        sum.routes_out += from == rank && to != rank, sum.routes_in += from != rank && to == rank;
+        if (node_seen[to / per_node]++ == 0) {
+          sum.copies_out += from == rank && to / per_node != node;
+          sum.copies_in += to / per_node == node && from / per_node != node && from % per_node == local;
+        }
+        if (rank_seen[to]++ > 0) continue;
+        sum.forwards_out += through == rank && to != rank;
+        sum.forwards_in += to == rank && through != rank;
       }
     }
   }
   return sum;
 }
 
-/* Forward: rows and weights out, sums back, slots before; backward: rows and weights out, sums and scalars back. */
-static uint64_t bytes_with(traffic_t t, uint64_t row, int redispatches) {
-  return (2 + (uint64_t)redispatches) * t.token_copies_out * row + 2 * t.token_copies_in * row + 3 * 4 * t.routes_out +
-         4 * t.routes_in;
+/* Bytes that a rank sends: rows and sums, to the experts and back, in both directions, and rows once more if they are
+ * dispatched again; tables and scalars of token copies; for node copies, their numbers by chunk in whole words of 8
+ * bytes, and 8 bytes for each possible token. */
+static uint64_t bytes_of(const case_t* c, traffic_t t, uint64_t row) {
+  const uint64_t again = c->restore_input == SLUICE_RESTORE_REDISPATCH;
+  const uint64_t out = t.copies_out + t.forwards_out, in = t.copies_in + t.forwards_in;
+  const uint64_t bytes = (2 + again) * out * row + 2 * in * row + 3 * 4 * t.routes_out + 4 * t.routes_in;
+  if (c->deduplicate != SLUICE_DEDUPLICATE_NODES) return bytes;
+  uint64_t most = 0, counts = ((uint64_t)c->num_chunks * 4 + 7) / 8 * 8;
+  for (int32_t r = 0; r < c->world_size; ++r) most = (uint64_t)c->tokens[r] > most ? (uint64_t)c->tokens[r] : most;
+  return bytes + (uint64_t)(c->world_size / c->ranks_per_node - 1) * (counts + 8 * most);
+}
+
+static void check_bytes(case_t c, result_t* got) {
+  c.num_chunks = 3, c.drop_every = 7;
+  case_run(&c, got);
+  must_work(&c, got);
+  const uint64_t row = (uint64_t)c.model_width * 4;
+  for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(got->bytes_sent[r], bytes_of(&c, traffic_of(&c, r), row));
 }
 
 TEST(Deduplicate_BytesSent_AreThoseOfTokenCopies) {
-  for (int32_t w = 2; w <= 4; w += 2) {
-    for (int32_t redispatches = 0; redispatches < 2; ++redispatches) {
-      case_t c = base_case();
-      c.world_size = w, c.num_chunks = 3, c.model_width = 256, c.drop_every = 7, c.num_experts = 4, c.top_k = 4;
-      c.restore_input = redispatches ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-      c.restore_pre_activation = SLUICE_RESTORE_KEEP;
-      result_t got, plain;
-      case_run(&c, &got);
-      case_t without = c;
-      without.deduplicate = 0;
-      case_run(&without, &plain);
-      must_work(&c, &got);
-      for (int32_t r = 0; r < w; ++r) {
-        traffic_t t = traffic_of(&c, r);
-        assert_int_equal(got.bytes_sent[r], bytes_with(t, 256 * 4, redispatches));
-        double share = (double)got.bytes_sent[r] / (double)plain.bytes_sent[r];
-        printf("W %d K 4 E 4, rank %d: %llu bytes, %llu without (%.3f)\n", w, r, (unsigned long long)got.bytes_sent[r],
-               (unsigned long long)plain.bytes_sent[r], share);
-        if (w == 2) assert_true(share > 0.5 && share < 0.6); /* a rank's two routes share a row; some are dropped */
-      }
-      world_free(&got);
-      world_free(&plain);
+  for (int32_t i = 0; i < 4; ++i) {
+    case_t c = rank_case();
+    c.world_size = i < 2 ? 2 : 4, c.model_width = 256, c.num_experts = 4;
+    c.restore_input = i % 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+    result_t got, plain;
+    check_bytes(c, &got);
+    c.num_chunks = 3, c.drop_every = 7, c.deduplicate = SLUICE_DEDUPLICATE_NONE;
+    case_run(&c, &plain);
+    for (int32_t r = 0; r < 2 && i < 2; ++r) { /* a rank's two routes share a row; some are dropped */
+      const double share = (double)got.bytes_sent[r] / (double)plain.bytes_sent[r];
+      printf("W 2 K 4 E 4, rank %d: %.3f of the bytes of rows\n", r, share);
+      assert_true(share > 0.5 && share < 0.6);
     }
+    world_free(&got);
+    world_free(&plain);
   }
 }
 
-/* ---- budgets and plans: as without deduplication, and compared with that ---- */
+TEST(TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards) {
+  for (int32_t i = 0; i < NUM_NODES; ++i) {
+    case_t c = node_case(i);
+    c.model_width = 64;
+    result_t got;
+    check_bytes(c, &got);
+    world_free(&got);
+  }
+}
+
+/* ---- budgets and plans: memory stays within them for any routing, and results equal those without ---- */
+
+enum { RANKS = 4, PER_NODE = 2 };
 
 static budget_suite_t suite_of(void) {
   budget_suite_t suite = {.base = budget_base_case(), .run = world_run, .least_ranks = 2};
-  suite.base.top_k = 4, suite.base.deduplicate = 1;
+  suite.base.top_k = 4, suite.base.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+  return suite;
+}
+
+/* Two nodes of two ranks; groups of other sizes have no nodes. */
+static void run_on_nodes(const case_t* given, result_t* out) {
+  case_t c = *given;
+  c.ranks_per_node = c.world_size == RANKS ? PER_NODE : 0;
+  world_run(&c, out);
+}
+
+static budget_suite_t suite_by_node(void) {
+  budget_suite_t suite = suite_of();
+  suite.run = run_on_nodes, suite.least_ranks = suite.base.world_size = RANKS;
+  suite.base.deduplicate = SLUICE_DEDUPLICATE_NODES;
   return suite;
 }
 
 TEST(DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach) {
-  budget_predictions(&(budget_suite_t){.base = base_case(), .run = world_run, .least_ranks = 2});
+  budget_predictions(&(budget_suite_t){.base = rank_case(), .run = world_run, .least_ranks = 2});
 }
 
 /* Repeated ids may give a rank more routes than distinct ids could; the tables still have room. */
-TEST(DeduplicateBudget_RepeatedIds_StayWithinThePlan) {
-  const budget_suite_t suite = suite_of();
-  for (int32_t w = 2; w <= 4; ++w) {
-    case_t c = suite.base;
+static void budget_of_repeated_ids(const budget_suite_t* suite) {
+  for (int32_t w = suite->least_ranks; w <= 4; ++w) {
+    case_t c = suite->base;
     c.world_size = w, c.repeat_every = 3, c.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
-    c.budget = 1;
-    c.budget = 2 * budget_smallest(&suite, c);
+    c.budget = 2 * budget_smallest(suite, c);
+    budget_check(suite, c);
+  }
+}
+
+/* The host's experts, as in plans of rows. */
+static void budget_of_callbacks(const budget_suite_t* suite) {
+  for (int32_t keeps = 0; keeps < 2; ++keeps) {
+    case_t c = suite->base;
+    c.world_size = suite->least_ranks, c.callback_experts = 1, c.bias = 0;
+    c.restore_input = keeps ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_REDISPATCH;
+    c.restore_pre_activation = keeps ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.budget = budget_smallest(suite, c);
+    budget_check(suite, c);
+  }
+}
+
+/* All tokens are on ranks of one local index, and most of their routes go to one node. The rank with this index in this
+ * node forwards more rows than any rank receives. */
+TEST(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan) {
+  const budget_suite_t suite = suite_by_node();
+  const int32_t chunks[] = {1, 2, 3, 8};
+  for (int32_t i = 0; i < 4; ++i) {
+    case_t c = suite.base;
+    c.num_experts = 4, c.top_k = 2, c.hot_expert = 3, c.num_chunks = chunks[i];
+    c.tokens[1] = c.tokens[3] = 0;
+    c.budget = budget_smallest(&suite, c);
     budget_check(&suite, c);
   }
 }
 
-/* The host's experts, and separate weight gradients, as in plans of rows. */
-TEST(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame) {
-  const budget_suite_t suite = suite_of();
-  for (int32_t w = 2; w <= 3; ++w) {
-    case_t c = suite.base;
-    c.world_size = w, c.separate_wgrad = 1, c.reuse_saved = w % 2;
-    c.budget = 1;
-    c.budget = budget_smallest(&suite, c);
-    budget_check(&suite, c);
-    c.separate_wgrad = 0, c.callback_experts = 1, c.bias = 0;
-    c.restore_input = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_REDISPATCH;
-    c.restore_pre_activation = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
-    c.budget = 1;
-    c.budget = budget_smallest(&suite, c);
-    budget_check(&suite, c);
+/* A plan that the host makes counts the most rows that a rank may forward. */
+TEST(TwoLevelsPlan_OfTheHost_HoldsWhatItSays) {
+  for (int32_t i = 0; i < 9; ++i) {
+    case_t c = suite_by_node().base;
+    c.gated = i % 2, c.outstanding = 1 + i % 2, c.hot_expert = i % 4 == 3 ? 3 : -1;
+    DEFAULTS(sluice_plan_config, plan);
+    plan.max_tokens = 96, plan.max_outstanding = c.outstanding, plan.num_chunks = 1 + i % 4, plan.wgrad_mode = i % 2;
+    plan.restore_input = i / 3, plan.restore_pre_activation = world_pre_activations[i % 3];
+    c.plan = &plan;
+    result_t got;
+    run_on_nodes(&c, &got);
+    must_work(&c, &got);
+    for (int32_t r = 0; r < RANKS; ++r) {
+      assert_true(got.peak_bytes[r] <= got.predicted_bytes[r]);
+      assert_true(got.predicted_bytes[r] <= got.planned_bytes[r]);
+    }
+    world_free(&got);
   }
 }
 
@@ -234,21 +386,38 @@ TEST(Deduplicate_PartsAlone_AreRefusedByName) {
   assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
 }
 
+/* Every budget case by rank and by node. */
+#define BOTH(what, of_check)                                   \
+  BUDGET_TEST(DeduplicateBudget_##what, suite_of(), of_check), \
+      BUDGET_TEST(TwoLevelsBudget_##what, suite_by_node(), of_check)
+#define BY_NODE(what, which, sweep) SWEEP_TEST(TwoLevels_##what, world_run, node_case(which), check, sweep)
+
 int main(void) {
   const struct CMUnitTest rows[] = {
-      BUDGET_TEST(DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
-      BUDGET_TEST(DeduplicateBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
-      BUDGET_TEST(DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
+      BOTH(FromTheSmallestUp_ResultsAreTheSame, budget_from_the_smallest_up),
+      BOTH(OneHotExpert_StaysWithinThePlan, budget_one_hot_expert),
+      BOTH(OddShapesAndPolicies_ResultsAreTheSame, budget_odd_shapes_and_policies),
+      BOTH(SeparateWgrad_ResultsAreTheSame, budget_separate_wgrad),
+      BOTH(RepeatedIds_StayWithinThePlan, budget_of_repeated_ids),
+      BOTH(CallbackExperts_ResultsAreTheSame, budget_of_callbacks),
+      BOTH(OneHotExpertOffloaded_ResultsAreTheSame, host_budget_one_hot_expert),
       BUDGET_TEST(DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(),
                   budget_more_outstanding_than_said),
-      BUDGET_TEST(DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      SWEEP_TEST(Deduplicate_RanksAndChunks_MatchReference, world_run, base_case(), check, sweep_ranks_and_chunks),
-      SWEEP_TEST(Deduplicate_EveryPolicy_MatchesReference, world_run, base_case(), check, sweep_policies),
-      SWEEP_TEST(Deduplicate_EveryDtype_MatchesReference, world_run, base_case(), check, sweep_dtypes),
-      SWEEP_TEST(Deduplicate_EveryDtypeOnFakes_MatchesReference, run_on_fakes, base_case(), check, sweep_dtypes),
-      SWEEP_TEST(Deduplicate_AnyRoutes_MatchReference, world_run, base_case(), check, sweep_routes),
-      SWEEP_TEST(Deduplicate_AnyBatches_MatchReference, world_run, base_case(), check, sweep_batches),
-      SWEEP_TEST(Deduplicate_CallbackExperts_MatchReference, world_run, base_case(), check, sweep_callbacks),
+      SWEEP_TEST(Deduplicate_RanksAndChunks_MatchReference, world_run, rank_case(), check, sweep_ranks_and_chunks),
+      SWEEP_TEST(Deduplicate_EveryPolicy_MatchesReference, world_run, rank_case(), check, sweep_policies),
+      SWEEP_TEST(Deduplicate_EveryDtype_MatchesReference, world_run, rank_case(), check, sweep_dtypes),
+      SWEEP_TEST(Deduplicate_EveryDtypeOnFakes_MatchesReference, run_on_fakes, rank_case(), check, sweep_dtypes),
+      SWEEP_TEST(Deduplicate_AnyRoutes_MatchReference, world_run, rank_case(), check, sweep_routes),
+      SWEEP_TEST(Deduplicate_AnyBatches_MatchReference, world_run, rank_case(), check, sweep_batches),
+      SWEEP_TEST(Deduplicate_CallbackExperts_MatchReference, world_run, rank_case(), check, sweep_callbacks),
+      BY_NODE(EveryPolicyOnPairs_MatchesReference, 0, sweep_policies),
+      BY_NODE(EveryPolicyOnTriples_MatchesReference, 2, sweep_policies),
+      BY_NODE(EveryPolicyOnFours_MatchesReference, 4, sweep_policies),
+      BY_NODE(AnyRoutesOnPairs_MatchReference, 0, sweep_routes),
+      BY_NODE(AnyRoutesOnTriples_MatchReference, 2, sweep_routes),
+      BY_NODE(AnyRoutesOnFours_MatchReference, 4, sweep_routes),
+      BY_NODE(AnyBatches_MatchReference, 0, sweep_batches),
+      BY_NODE(CallbackExperts_MatchReference, 0, sweep_callbacks),
       TEST_WITH(run_on_fakes, Deduplicate_AnyNumberOfChunks_HasTheSameBits),
       TEST_WITH(run_on_fakes, Deduplicate_BytesSent_AreThoseOfTokenCopies),
   };

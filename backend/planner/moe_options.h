@@ -10,7 +10,7 @@
 
 #include "backend/base/text.h"
 #include "backend/planner/layer_planner.h"
-#include "backend/planner/stages/problem/model.h"
+#include "backend/planner/stages/model.h"
 
 /* The policies that options may use. */
 typedef struct sluice_moe_allowed_s {

@@ -9,7 +9,6 @@
 #include "backend/calibrate/calibrate.h"
 #include "backend/model/restore.h"
 #include "backend/planner/layer_planner.h"
-#include "backend/planner/placement/move_verdict.h"
 #include "backend/planner/placement/plan_placement.h"
 #include "capi/src/check_layer.h"
 #include "capi/src/planner.h"

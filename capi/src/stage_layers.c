@@ -6,7 +6,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/structs.h"
-#include "backend/planner/stages/explain.h"
+#include "backend/planner/stages/plan_stages.h"
 #include "capi/src/planner.h"
 
 /* Keeps sums of options exact; the solver checks the sum over layers. */

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend/planner/moe_options.h"
-#include "backend/planner/stages/profile.h"
+#include "backend/planner/stages/model.h"
 #include "sluice/stages.h"
 
 /* The source of a layer's options. */

@@ -4,7 +4,6 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/structs.h"
-#include "backend/planner/stages/explain.h"
 #include "backend/planner/stages/plan_stages.h"
 #include "capi/src/stage_layers.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A placement during planning: the rank of each expert, the load of each rank, and the score. */
+/* A placement during planning: the rank of each expert, the load of each rank, the score, and the
+ * changes that improve it. */
 #pragma once
 
 #include "backend/base/alloc.h"
@@ -61,3 +62,22 @@ static inline int64_t sluice_placing_cost(const sluice_placing_problem_t* p, int
   const int64_t bytes = (int64_t)p->bytes[e];
   return (to == p->home[e] ? 0 : bytes) - (from == p->home[e] ? 0 : bytes);
 }
+
+/* ---- swaps.c ---- */
+
+/* Levels the loads until the limit is met or no swap helps: the fullest rank swaps an expert with another rank; if no
+ * single swap helps, two experts for two, or a rotation over three ranks. Of the swaps that meet the limit it takes the
+ * one with the fewest bytes, else the one that leaves the least load on the fuller of both ranks. Never increases the
+ * load. */
+void sluice_swaps_level(sluice_placing_t* placing);
+
+/* Returns experts to their home rank with swaps that move fewer bytes in total, without a rank above the fullest load
+ * or the limit. */
+void sluice_swaps_return(sluice_placing_t* placing);
+
+/* ---- relabel.c ---- */
+
+/* Ranks with the same number of experts exchange all their experts at the least cost: an assignment problem, solved
+ * exactly [Kuhn 1955, Munkres 1957, by shortest augmenting paths]. The loads remain the same numbers, on other ranks.
+ * Errors: NO_MEMORY: nothing has changed. */
+sluice_status_t sluice_relabel(sluice_placing_t* placing, sluice_allocator_t* allocator);

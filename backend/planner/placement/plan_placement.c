@@ -5,10 +5,62 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/placement/check_placement.h"
-#include "backend/planner/placement/exact.h"
-#include "backend/planner/placement/relabel.h"
-#include "backend/planner/placement/swaps.h"
+#include "backend/base/status.h"
+#include "backend/planner/placement/placing.h"
+
+/* ---- checks ---- */
+
+enum { MOST_EXPERTS = 4096, MOST_RANKS = 4096 };
+static const uint64_t MOST_SUM = 9007199254740992; /* 2^53 */
+
+static sluice_status_t check_sum(const uint64_t* numbers, int32_t count, const char* name) {
+  uint64_t sum = 0;
+  for (int32_t e = 0; e < count; ++e) {
+    SLUICE_TRY(SLUICE_REQUIRE(numbers[e] <= MOST_SUM - sum,
+                              "%s[%d] is %llu, but the sum of all is at most 2^53: scale them down", name, e,
+                              (unsigned long long)numbers[e]));
+    sum += numbers[e];
+  }
+  return SLUICE_OK;
+}
+
+/* Checks everything except the slots. */
+static sluice_status_t check_problem(const sluice_placement_problem_t* p) {
+  SLUICE_TRY(SLUICE_REQUIRE(p->num_experts >= 1 && p->num_experts <= MOST_EXPERTS,
+                            "placement: num_experts is %d; it must be in [1, %d]", p->num_experts, MOST_EXPERTS));
+  SLUICE_TRY(SLUICE_REQUIRE(p->num_ranks >= 1 && p->num_ranks <= MOST_RANKS,
+                            "placement: num_ranks is %d; it must be in [1, %d]", p->num_ranks, MOST_RANKS));
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(p->target) && p->target >= 1,
+                            "placement: target is %g; it must be at least 1 (1: as even as possible)", p->target));
+  SLUICE_TRY(SLUICE_REQUIRE(p->loads != NULL && p->expert_rank != NULL && p->expert_slot != NULL,
+                            "placement: %s is NULL; give one entry for each expert",
+                            p->loads == NULL         ? "loads"
+                            : p->expert_rank == NULL ? "expert_rank"
+                                                     : "expert_slot"));
+  for (int32_t e = 0; e < p->num_experts; ++e) {
+    SLUICE_TRY(SLUICE_REQUIRE(p->expert_rank[e] >= 0 && p->expert_rank[e] < p->num_ranks,
+                              "placement: expert_rank[%d] is %d; it must be in [0, %d)", e, p->expert_rank[e],
+                              p->num_ranks));
+  }
+  SLUICE_TRY(check_sum(p->loads, p->num_experts, "loads"));
+  return p->expert_bytes == NULL ? SLUICE_OK : check_sum(p->expert_bytes, p->num_experts, "expert_bytes");
+}
+
+/* Checks that the slots of each rank are 0, 1, .. without gaps. taken: [num_experts] scratch. */
+static sluice_status_t check_slots(const sluice_placement_problem_t* p, const int32_t* first, int32_t* taken) {
+  memset(taken, 0, (size_t)p->num_experts * sizeof *taken);
+  for (int32_t e = 0; e < p->num_experts; ++e) {
+    const int32_t r = p->expert_rank[e], slot = p->expert_slot[e], places = first[r + 1] - first[r];
+    SLUICE_TRY(SLUICE_REQUIRE(slot >= 0 && slot < places && taken[first[r] + slot] == 0,
+                              "placement: expert_slot[%d] is %d: the %d experts of rank %d have the slots 0 to %d, one "
+                              "each",
+                              e, slot, places, r, places - 1));
+    taken[first[r] + slot] = 1;
+  }
+  return SLUICE_OK;
+}
+
+/* ---- working memory ---- */
 
 /* Working memory of a plan. */
 typedef struct desk_s {
@@ -22,8 +74,6 @@ typedef struct desk_s {
   int32_t* first;     /* [W + 1] */
   uint64_t num_bytes; /* size of the block that begins at `bytes` */
 } desk_t;
-
-/* ---- working memory ---- */
 
 /* Merge sort, stable: by load, heaviest first, then by number. */
 static void sort_by_load(const uint64_t* loads, int32_t* order, int32_t* scratch, int32_t count) {
@@ -76,6 +126,57 @@ static void close_desk(desk_t* d, sluice_allocator_t* allocator) {
   sluice_free(allocator, d->bytes, d->num_bytes);
 }
 
+/* ---- the best of all, for few experts ---- */
+
+enum { EXACT_EXPERTS = 12 };
+
+/* Experts, heaviest first; num_ranks counts the ranks with experts, at most one per expert. */
+typedef struct search_s {
+  const sluice_placing_problem_t* p;
+  int32_t rank_of[EXACT_EXPERTS]; /* by number of expert */
+  int32_t best_of[EXACT_EXPERTS];
+  int32_t ranks[EXACT_EXPERTS];
+  int32_t places[EXACT_EXPERTS]; /* free places */
+  uint64_t load[EXACT_EXPERTS];
+  int32_t num_ranks;
+  sluice_placing_score_t best;
+} search_t;
+
+/* No node below another has a better score than it: loads and bytes only grow. */
+static void descend(search_t* x, int32_t depth, uint64_t bytes, uint64_t fullest) {
+  const sluice_placing_problem_t* p = x->p;
+  const sluice_placing_score_t score = {sluice_max_u64(fullest, p->limit), bytes, sluice_max_u64(fullest, p->bound)};
+  if (!sluice_placing_is_better(score, x->best)) return;
+  if (depth == p->num_experts) {
+    x->best = (sluice_placing_score_t){score.excess, bytes, fullest};
+    memcpy(x->best_of, x->rank_of, sizeof x->best_of);
+    return;
+  }
+  const int32_t e = p->by_load[depth];
+  for (int32_t i = 0; i < x->num_ranks; ++i) {
+    if (x->places[i] == 0) continue;
+    --x->places[i];
+    x->load[i] += p->loads[e];
+    x->rank_of[e] = x->ranks[i];
+    descend(x, depth + 1, bytes + (x->ranks[i] == p->home[e] ? 0 : p->bytes[e]), sluice_max_u64(fullest, x->load[i]));
+    x->load[i] -= p->loads[e];
+    ++x->places[i];
+  }
+}
+
+/* Makes inout_best the best placement, by branch and bound from its current value. */
+static void search_all(sluice_placing_t* inout_best) {
+  const sluice_placing_problem_t* p = inout_best->problem;
+  search_t x = {.p = p, .best = sluice_placing_score(inout_best)};
+  memcpy(x.best_of, inout_best->rank, (size_t)p->num_experts * sizeof *x.best_of);
+  for (int32_t r = 0; r < p->num_ranks; ++r) {
+    if (p->capacity[r] == 0) continue;
+    x.ranks[x.num_ranks] = r, x.places[x.num_ranks] = p->capacity[r], ++x.num_ranks;
+  }
+  descend(&x, 0, 0, 0);
+  sluice_placing_set(inout_best, x.best_of);
+}
+
 /* ---- planning ---- */
 
 /* Assigns experts, heaviest first, to the least loaded rank with a free place. */
@@ -119,8 +220,8 @@ static sluice_status_t plan(desk_t* d, sluice_allocator_t* allocator, int32_t* o
   sluice_swaps_level(&d->placing);
   sluice_swaps_return(&d->placing);
   if (sluice_placing_score(&d->placing).load > p->limit) SLUICE_TRY(try_from_nothing(d, allocator));
-  *out_is_optimal = p->num_experts <= SLUICE_PLACING_EXACT_EXPERTS;
-  if (*out_is_optimal) sluice_placing_exact(&d->placing);
+  *out_is_optimal = p->num_experts <= EXACT_EXPERTS;
+  if (*out_is_optimal) search_all(&d->placing);
   return SLUICE_OK;
 }
 
@@ -165,13 +266,42 @@ static void fill_result(desk_t* d, const sluice_placement_problem_t* given, int3
 
 sluice_status_t sluice_placement_plan(const sluice_placement_problem_t* problem, sluice_allocator_t* allocator,
                                       sluice_placement_result_t* result) {
-  SLUICE_TRY(sluice_placement_check_problem(problem));
+  SLUICE_TRY(check_problem(problem));
   desk_t d;
   SLUICE_TRY(open_desk(problem, allocator, &d));
   int32_t is_optimal = 0;
-  sluice_status_t status = sluice_placement_check_slots(problem, d.first, d.scratch);
+  sluice_status_t status = check_slots(problem, d.first, d.scratch);
   if (status == SLUICE_OK) status = plan(&d, allocator, &is_optimal);
   if (status == SLUICE_OK) fill_result(&d, problem, is_optimal, result);
   close_desk(&d, allocator);
   return status;
+}
+
+/* ---- whether a move pays ---- */
+
+static sluice_status_t check_time(double value, const char* name) {
+  return SLUICE_REQUIRE(isfinite(value) && value >= 0, "move: %s is %g; it must be finite and at least 0", name, value);
+}
+
+sluice_status_t sluice_move_verdict(const sluice_planner_move_t* m, int32_t* out_verdict) {
+  SLUICE_TRY(check_time(m->step_seconds, "step_seconds"));
+  SLUICE_TRY(check_time(m->planned_step_seconds, "planned_step_seconds"));
+  SLUICE_TRY(check_time(m->move_seconds, "move_seconds"));
+  SLUICE_TRY(check_time(m->horizon_steps, "horizon_steps"));
+  SLUICE_TRY(SLUICE_REQUIRE(m->least_gain >= 0 && m->least_gain < 1,
+                            "move: least_gain is %g; it must be in [0, 1): a share of a step", m->least_gain));
+  SLUICE_TRY(SLUICE_REQUIRE(m->least_steps >= 0, "move: least_steps is %lld; it must be at least 0",
+                            (long long)m->least_steps));
+  const double gain = m->step_seconds - m->planned_step_seconds;
+  *out_verdict = SLUICE_MOVE_PAYS;
+  if (gain <= 0) {
+    *out_verdict = SLUICE_MOVE_NO_GAIN;
+  } else if (gain < m->least_gain * m->step_seconds) {
+    *out_verdict = SLUICE_MOVE_SMALL;
+  } else if (m->steps_since_move >= 0 && m->steps_since_move < m->least_steps) {
+    *out_verdict = SLUICE_MOVE_TOO_SOON;
+  } else if (gain * m->horizon_steps <= m->move_seconds) {
+    *out_verdict = SLUICE_MOVE_COSTS_MORE;
+  }
+  return SLUICE_OK;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/planner/placement/relabel.h"
-
+/* Assigns the new groups of experts to ranks so that the fewest bytes move. */
 #include <string.h>
+
+#include "backend/planner/placement/placing.h"
 
 enum { UNREACHABLE = -1 };
 static const int64_t FAR = INT64_MAX / 4;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/planner/placement/swaps.h"
-
+/* Swaps that reduce the load of the fullest rank, and swaps that return experts to their home rank. */
 #include "backend/base/math.h"
+#include "backend/planner/placement/placing.h"
 
 enum {
   MOST_PLACES = 8,   /* of a rank: with more, single swaps are fine-grained enough, and pairs would take long */

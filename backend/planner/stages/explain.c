@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/planner/stages/explain.h"
-
+/* Explains plans in sentences. */
 #include <inttypes.h>
+
+#include "backend/planner/stages/plan_stages.h"
 
 const char* sluice_stages_kind_name(int32_t kind) {
   static const char* const NAMES[] = {"keep", "recompute", "offload", "mixed"};

@@ -2,14 +2,205 @@
 #include "backend/planner/stages/plan_stages.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/stages/problem/check_problem.h"
-#include "backend/planner/stages/partition/cut_order.h"
-#include "backend/planner/stages/partition/heuristic.h"
-#include "backend/planner/stages/predict_stages.h"
-#include "backend/planner/stages/reasons.h"
-#include "backend/planner/stages/partition/refine.h"
+#include "backend/planner/stages/partition.h"
+
+/* ---- the prediction: the formulas of sluice/stages.h, computed from the choices only ---- */
+
+static void add_layer(const sluice_stages_tables_t* t, int32_t layer, int32_t choice, sluice_stages_stage_t* s,
+                      uint64_t* copied) {
+  const sluice_stages_layer_t* l = &t->problem->layers[layer];
+  const sluice_stages_option_t* option = &l->options[choice];
+  const uint64_t k = (uint64_t)s->in_flight;
+  const double seconds = option->forward_seconds + option->backward_seconds;
+  ++s->num_layers;
+  s->compute_seconds += seconds, s->extra_seconds += seconds - t->items[t->first_item[layer]].seconds;
+  s->parameter_bytes += l->parameter_bytes, s->state_bytes += l->state_bytes;
+  s->resident_bytes += option->resident_bytes, s->held_bytes += k * option->held_bytes;
+  s->working_bytes = sluice_max_u64(s->working_bytes, option->working_bytes);
+  s->staging_bytes = sluice_max_u64(s->staging_bytes, option->copied_bytes);
+  s->arena_bytes = sluice_max_u64(s->arena_bytes, option->arena_bytes);
+  *copied += option->copied_bytes;
+}
+
+/* The layers after the running one hold nothing of its micro-batch: not yet, or no longer. */
+static uint64_t most_at_a_time(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage,
+                               const sluice_stages_plan_t* plan) {
+  uint64_t held = 0, most = 0;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    if (stage_of[i] != stage) continue;
+    const sluice_stages_option_t* option = &t->problem->layers[i].options[plan->choices[i].option];
+    held += option->held_bytes;
+    most = sluice_max_u64(most, held + option->working_bytes);
+  }
+  return (uint64_t)(t->in_flight[stage] - 1) * held + most;
+}
+
+static void finish_stage(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage, uint64_t copied,
+                         sluice_stages_stage_t* s) {
+  const sluice_stages_problem_t* p = t->problem;
+  const uint64_t in = stage == 0 ? 0 : sluice_stages_boundary_bytes(t, stage_of, stage - 1);
+  const uint64_t out = stage == p->num_stages - 1 ? 0 : sluice_stages_boundary_bytes(t, stage_of, stage);
+  s->parameter_bytes *= (uint64_t)t->versions[stage];
+  s->base_bytes = p->base_bytes, s->message_bytes = sluice_stages_message_bytes(t, stage, in, out);
+  s->host_bytes = (uint64_t)s->in_flight * copied;
+  s->budget_bytes = t->budget[stage] == UINT64_MAX ? 0 : t->budget[stage];
+  s->bytes = s->base_bytes + s->parameter_bytes + s->state_bytes + s->message_bytes + s->resident_bytes +
+             s->held_bytes + s->working_bytes + s->staging_bytes + s->arena_bytes;
+  s->message_seconds = sluice_stages_message_seconds(p, stage, in, out);
+  s->copy_seconds = sluice_stages_copy_seconds(p, copied);
+  s->seconds = sluice_stages_turn_seconds(p, s->compute_seconds, s->message_seconds, s->copy_seconds);
+}
+
+/* The first micro-batch passes all stages and back; each further one adds a turn of the slowest stage. */
+static double step_seconds(const sluice_stages_tables_t* t, const int32_t* stage_of, const sluice_stages_plan_t* plan) {
+  const sluice_stages_problem_t* p = t->problem;
+  double first = 0;
+  for (int32_t s = 0; s < p->num_stages; ++s) {
+    first += plan->stages[s].compute_seconds;
+    const uint64_t bytes = s + 1 < p->num_stages ? sluice_stages_boundary_bytes(t, stage_of, s) : 0;
+    const double link = sluice_stages_link_seconds(p, s, bytes);
+    first += link > 0 && p->links[s].full_duplex ? 2 * link : link; /* forward and back, sequentially */
+  }
+  return first + (p->num_micro_batches - 1) * plan->slowest_seconds;
+}
+
+/* Computes from stage and option of plan->choices: all of plan->stages except the reasons, slowest_seconds,
+ * slowest_stage and step_seconds. */
+static void predict(const sluice_stages_tables_t* t, const int32_t* stage_of, sluice_stages_plan_t* plan) {
+  plan->slowest_seconds = 0, plan->slowest_stage = 0;
+  for (int32_t stage = 0; stage < t->num_stages; ++stage) {
+    sluice_stages_stage_t* s = &plan->stages[stage];
+    memset(s, 0, sizeof *s);
+    s->in_flight = t->in_flight[stage];
+    uint64_t copied = 0;
+    for (int32_t i = 0; i < t->num_layers; ++i) {
+      if (stage_of[i] == stage) add_layer(t, i, plan->choices[i].option, s, &copied);
+    }
+    finish_stage(t, stage_of, stage, copied, s);
+    s->peak_bytes = s->bytes - s->held_bytes - s->working_bytes + most_at_a_time(t, stage_of, stage, plan);
+    if (s->seconds > plan->slowest_seconds) plan->slowest_seconds = s->seconds, plan->slowest_stage = stage;
+  }
+  plan->step_seconds = step_seconds(t, stage_of, plan);
+}
+
+/* ---- reasons: the cost of the alternatives ---- */
+
+/* The largest working or copied bytes or arena of a stage without one of its layers. */
+typedef uint64_t (*bytes_fn)(const sluice_stages_option_t* option);
+
+static uint64_t working_of(const sluice_stages_option_t* option) { return option->working_bytes; }
+static uint64_t copied_of(const sluice_stages_option_t* option) { return option->copied_bytes; }
+static uint64_t arena_of(const sluice_stages_option_t* option) { return option->arena_bytes; }
+
+static uint64_t largest_without(const sluice_partition_t* part, int32_t layer, bytes_fn bytes_of) {
+  const sluice_stages_problem_t* p = part->tables->problem;
+  uint64_t largest = 0;
+  for (int32_t i = 0; i < p->num_layers; ++i) {
+    if (i == layer || part->stage_of[i] != part->stage_of[layer]) continue;
+    largest = sluice_max_u64(largest, bytes_of(&p->layers[i].options[part->option_of[i]]));
+  }
+  return largest;
+}
+
+/* Returns the least time from the end of a layer's forward to the start of its backward. */
+static double gap_of(const sluice_partition_t* part, int32_t layer) {
+  const sluice_stages_tables_t* t = part->tables;
+  double all = 0, after = 0;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    if (part->stage_of[i] != part->stage_of[layer]) continue;
+    all += t->items[t->first_item[i]].seconds;
+    if (i > layer) after += t->items[t->first_item[i]].seconds;
+  }
+  return after + (t->in_flight[part->stage_of[layer]] - 1) * all;
+}
+
+static void give_option_reason(const sluice_partition_t* part, int32_t layer, sluice_stages_plan_t* plan) {
+  const sluice_stages_tables_t* t = part->tables;
+  sluice_stages_choice_t* choice = &plan->choices[layer];
+  const sluice_stages_stage_t* s = &plan->stages[choice->stage];
+  const sluice_stages_option_t* now = &t->problem->layers[layer].options[choice->option];
+  choice->fastest = t->items[t->first_item[layer]].option;
+  choice->reason = SLUICE_STAGES_FASTEST, choice->reason_bytes = 0, choice->reason_seconds = 0;
+  if (choice->option == choice->fastest) return;
+  const sluice_stages_option_t* then = &t->problem->layers[layer].options[choice->fastest];
+  const double k = s->in_flight;
+  const double bytes =
+      (double)s->bytes + (double)then->resident_bytes - (double)now->resident_bytes +
+      k * ((double)then->held_bytes - (double)now->held_bytes) +
+      (double)sluice_max_u64(largest_without(part, layer, working_of), then->working_bytes) - (double)s->working_bytes +
+      (double)sluice_max_u64(largest_without(part, layer, copied_of), then->copied_bytes) - (double)s->staging_bytes +
+      (double)sluice_max_u64(largest_without(part, layer, arena_of), then->arena_bytes) - (double)s->arena_bytes;
+  const double compute = s->compute_seconds + then->forward_seconds + then->backward_seconds - now->forward_seconds -
+                         now->backward_seconds;
+  const double copies = s->copy_seconds + sluice_stages_copy_seconds(t->problem, then->copied_bytes) -
+                        sluice_stages_copy_seconds(t->problem, now->copied_bytes);
+  const double turn = sluice_stages_turn_seconds(t->problem, compute, s->message_seconds, copies);
+  const double costs = s->seconds - turn;
+  const double over = s->budget_bytes == 0 ? 0 : bytes - (double)s->budget_bytes;
+  if (over > 0) choice->reason_bytes = (uint64_t)over;
+  if (s->budget_bytes != 0 && s->bytes > s->budget_bytes) {
+    choice->reason = SLUICE_STAGES_OVER_BUDGET;
+  } else if (then->copied_bytes > 0 &&
+             sluice_stages_copy_seconds(t->problem, then->copied_bytes) > gap_of(part, layer)) {
+    choice->reason = SLUICE_STAGES_NO_TIME;
+  } else if (over > 0) {
+    const int is_free = costs <= 1e-12 * s->seconds;
+    choice->reason = is_free ? SLUICE_STAGES_FREE : SLUICE_STAGES_SAVES;
+    choice->reason_seconds = is_free ? 0 : costs;
+  } else {
+    choice->reason = SLUICE_STAGES_UNBURDENS, choice->reason_seconds = fmax(-costs, 0);
+  }
+}
+
+/* Returns the layer next to a cut that may cross it: the last of the stage before it, or the first of the stage after
+ * it. */
+static int32_t next_to_cut(const sluice_partition_t* part, int32_t stage, int32_t step) {
+  const sluice_stages_tables_t* t = part->tables;
+  const int32_t* first = step > 0 ? t->first_reader : t->first_source;
+  const int32_t* list = step > 0 ? t->readers : t->sources;
+  int32_t count = 0, found = -1;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    const int32_t layer = step > 0 ? t->num_layers - 1 - i : i;
+    if (part->stage_of[layer] != stage) continue;
+    ++count;
+    int may = found < 0;
+    for (int32_t a = first[layer]; a < first[layer + 1]; ++a) may &= part->stage_of[list[a]] != stage;
+    if (may) found = layer;
+  }
+  return count > 1 ? found : -1; /* no stage stays empty */
+}
+
+static sluice_stages_other_cut_t try_cut(sluice_partition_t* part, int32_t from, int32_t step) {
+  sluice_stages_other_cut_t other = {.slowest_seconds = INFINITY, .layer = next_to_cut(part, from, step)};
+  if (other.layer < 0) return other;
+  part->stage_of[other.layer] += step;
+  const sluice_stage_judgement_t here = sluice_partition_judge(part, from, 0);
+  const sluice_stage_judgement_t there = sluice_partition_judge(part, from + step, 0);
+  part->stage_of[other.layer] -= step;
+  other.short_bytes = (uint64_t)fmax(here.short_bytes, there.short_bytes);
+  if (other.short_bytes > 0) return other;
+  other.slowest_seconds = fmax(here.turn, there.turn);
+  for (int32_t s = 0; s < part->tables->num_stages; ++s) {
+    if (s != from && s != from + step) other.slowest_seconds = fmax(other.slowest_seconds, part->judged[s].turn);
+  }
+  return other;
+}
+
+/* Fills the reasons of a predicted plan. part: settled, of the plan; it is changed temporarily and restored. */
+static void give_reasons(sluice_partition_t* part, sluice_stages_plan_t* plan) {
+  const sluice_stages_other_cut_t none = {.slowest_seconds = INFINITY, .layer = -1};
+  for (int32_t i = 0; i < part->tables->num_layers; ++i) give_option_reason(part, i, plan);
+  for (int32_t s = 0; s < part->tables->num_stages; ++s) {
+    plan->stages[s].begins_earlier = s == 0 ? none : try_cut(part, s - 1, 1);
+    plan->stages[s].begins_later = s == 0 ? none : try_cut(part, s, -1);
+  }
+}
+
+/* ---- planning ---- */
 
 /* Nodes of branch and bound for one stage, fewer if there are many runs. Nearly all stages need far fewer; otherwise
  * the answer of greedy stands. */
@@ -84,7 +275,7 @@ static void choose_settled(planning_t* p) {
     plan->choices[i] = (sluice_stages_choice_t){
         .stage = p->part.stage_of[i], .option = option, .kind = p->tables.problem->layers[i].options[option].kind};
   }
-  sluice_stages_predict(&p->tables, p->part.stage_of, plan);
+  predict(&p->tables, p->part.stage_of, plan);
 }
 
 static sluice_status_t refuse(planning_t* p) {
@@ -111,7 +302,7 @@ static sluice_status_t refuse(planning_t* p) {
 static sluice_status_t make_plan(planning_t* p) {
   SLUICE_TRY(plan_by_method(p));
   choose_settled(p);
-  sluice_stages_give_reasons(&p->part, p->plan);
+  give_reasons(&p->part, p->plan);
   return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
 }
 
@@ -157,7 +348,7 @@ static sluice_status_t price_given(planning_t* p) {
     p->part.judged[s] = (sluice_stage_judgement_t){
         .turn = stage->seconds, .short_bytes = stage->bytes > budget ? (double)(stage->bytes - budget) : 0};
   }
-  sluice_stages_give_reasons(&p->part, p->plan);
+  give_reasons(&p->part, p->plan);
   return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Placements: the optimum for problems that can be enumerated, the bound on random workloads, and moved bytes compared
- * with a balancer that ignores the current placement. */
+ * with a balancer that ignores the current placement; and whether a move pays. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/planner/placement/placing.h"
 #include "backend/planner/placement/plan_placement.h"
-#include "backend/planner/placement/relabel.h"
 #include "third_party/bazel/test.h"
 
 enum { MOST = 512 };
@@ -371,4 +371,43 @@ TEST(Placement_NthAllocationFails_LeavesNothing) {
   }
   assert_true(n >= 2);
   sluice_allocator_deinit(&allocator);
+}
+
+/* ---- verdicts ---- */
+
+/* A step of 10 s becomes one of 9 s; the move takes 50 s, and the horizon is 100 steps. */
+static const sluice_planner_move_t a_good_move = {.struct_size = sizeof(sluice_planner_move_t),
+                                                  .step_seconds = 10,
+                                                  .planned_step_seconds = 9,
+                                                  .move_seconds = 50,
+                                                  .horizon_steps = 100,
+                                                  .least_gain = 0.05,
+                                                  .steps_since_move = -1,
+                                                  .least_steps = 10};
+
+TEST(Verdict_EachReason_IsSaid) {
+  static const struct {
+    double planned_step_seconds, horizon_steps;
+    int64_t steps_since_move;
+    int32_t verdict;
+  } moves[] = {{9, 100, -1, SLUICE_MOVE_PAYS},    {10, 100, -1, SLUICE_MOVE_NO_GAIN},
+               {9.6, 100, -1, SLUICE_MOVE_SMALL}, {9, 100, 9, SLUICE_MOVE_TOO_SOON},
+               {9, 100, 10, SLUICE_MOVE_PAYS},    {9, 50, -1, SLUICE_MOVE_COSTS_MORE}, /* gains 50 s, costs 50 s */
+               {9, 51, -1, SLUICE_MOVE_PAYS}};
+  for (size_t i = 0; i < sizeof moves / sizeof moves[0]; ++i) {
+    sluice_planner_move_t m = a_good_move;
+    int32_t verdict = -1;
+    m.planned_step_seconds = moves[i].planned_step_seconds, m.horizon_steps = moves[i].horizon_steps;
+    m.steps_since_move = moves[i].steps_since_move;
+    assert_int_equal(sluice_move_verdict(&m, &verdict), SLUICE_OK);
+    assert_int_equal(verdict, moves[i].verdict);
+  }
+}
+
+TEST(Verdict_WhatIsNoNumber_IsRefused) {
+  int32_t verdict = -1;
+  sluice_planner_move_t bad[4] = {a_good_move, a_good_move, a_good_move, a_good_move};
+  bad[0].step_seconds = NAN, bad[1].move_seconds = -1, bad[2].least_gain = 1, bad[3].least_steps = -1;
+  for (int i = 0; i < 4; ++i) assert_int_equal(sluice_move_verdict(&bad[i], &verdict), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(verdict, -1);
 }

@@ -3,7 +3,7 @@
  * implemented a second time. It is slow, and simple enough not to share the solvers' errors. */
 #pragma once
 
-#include "backend/planner/stages/problem/model.h"
+#include "backend/planner/stages/model.h"
 
 enum { EXHAUSTIVE_LAYERS = 12, EXHAUSTIVE_STAGES = 4 };
 

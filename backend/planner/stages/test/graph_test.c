@@ -7,11 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/planner/stages/partition/coarsen.h"
-#include "backend/planner/stages/partition/cut_order.h"
-#include "backend/planner/stages/partition/kernighan_lin.h"
+#include "backend/planner/stages/partition.h"
 #include "backend/planner/stages/plan_stages.h"
-#include "backend/planner/stages/partition/refine.h"
 #include "backend/planner/stages/test/random_problem.h"
 #include "third_party/bazel/test.h"
 

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "backend/planner/stages/local/local.h"
+#include "backend/planner/stages/local.h"
 #include "backend/planner/stages/test/exhaustive.h"
 #include "backend/planner/stages/test/random_problem.h"
 #include "third_party/bazel/test.h"

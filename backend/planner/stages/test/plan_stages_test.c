@@ -8,9 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/planner/stages/explain.h"
 #include "backend/planner/stages/plan_stages.h"
-#include "backend/planner/stages/profile.h"
+#include "backend/planner/stages/model.h"
 #include "backend/planner/stages/test/exhaustive.h"
 #include "backend/planner/stages/test/random_problem.h"
 #include "third_party/bazel/test.h"

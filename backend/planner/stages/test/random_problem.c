@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/planner/stages/problem/tables.h"
-#include "backend/planner/stages/profile.h"
+#include "backend/planner/stages/tables.h"
+#include "backend/planner/stages/model.h"
 
 /* splitmix64 (Steele, Lea, Flood 2014) */
 static uint64_t next(random_t* random) {

@@ -2,7 +2,7 @@
 /* Random problems from a seed. */
 #pragma once
 
-#include "backend/planner/stages/problem/model.h"
+#include "backend/planner/stages/model.h"
 
 enum { RANDOM_OPTIONS = 5 };
 

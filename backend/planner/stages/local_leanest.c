@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/stages/local/local.h"
+#include "backend/planner/stages/local.h"
 
 #define NO_CAP ((uint64_t)1 << 62)
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/planner/stages/partition/partition.h"
+#include "backend/planner/stages/partition.h"
 
 #include <math.h>
 #include <string.h>
-
-#include "backend/planner/stages/problem/messages.h"
 
 sluice_status_t sluice_partition_make(const sluice_stages_tables_t* t, uint64_t most_nodes, sluice_partition_t* part) {
   memset(part, 0, sizeof *part);

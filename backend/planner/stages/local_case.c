@@ -4,9 +4,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/stages/local/local.h"
-#include "backend/planner/stages/local/local_bounds.h"
-#include "backend/planner/stages/problem/messages.h"
+#include "backend/planner/stages/local.h"
 
 /* ---- memory ---- */
 

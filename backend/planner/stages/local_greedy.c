@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/stages/local/local.h"
-#include "backend/planner/stages/problem/messages.h"
+#include "backend/planner/stages/local.h"
 
 /* Exchanges of two are not tried with more layers: single changes leave little to gain there. */
 enum { MOST_LAYERS_TO_EXCHANGE = 40 };

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/planner/stages/partition/refine.h"
-
+/* Moves layers between neighbouring stages while that improves the worst stage: vPipe's refinement, judged with the
+ * local choice of options. A layer that leaves the worst stage may push others on, stage by stage, until one has
+ * room. */
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/planner/stages/partition.h"
 
 /* The number of layers tried as the first to leave a stage, of layers that leave together, and of layers pushed on:
  * more distant moves take several rounds. */

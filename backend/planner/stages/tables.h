@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tables derived once from a problem: options worth choosing, sums over runs of layers, readers and sources. */
+/* A problem: its check, and tables derived once from it: options worth choosing, sums over runs of layers, readers and
+ * sources, messages. */
 #pragma once
 
 #include "backend/base/alloc.h"
-#include "backend/planner/stages/problem/model.h"
+#include "backend/base/status.h"
+#include "backend/planner/stages/model.h"
+
+/* Returns INVALID_ARGUMENT with the field, its value and the valid range. All sums of bytes of a valid problem stay
+ * below 2^53, so that they are exact as doubles and no sum wraps. */
+sluice_status_t sluice_stages_check(const sluice_stages_problem_t* problem);
+
+/* Returns the most outstanding micro-batches on a stage, whose forward it has run and whose backward it has not: by the
+ * problem's own numbers or by its schedule. >= 1. */
+int32_t sluice_stages_in_flight(const sluice_stages_problem_t* problem, int32_t stage);
 
 /* An option that no other option of its layer dominates. */
 typedef struct sluice_stages_item_s {
@@ -69,6 +79,28 @@ static inline uint64_t sluice_stages_run_least_bytes(const sluice_stages_tables_
   return sluice_stages_run_fixed_bytes(t, stage, first, end) + lean[end] - lean[first];
 }
 
-/* Returns the most outstanding micro-batches on a stage, whose forward it has run and whose backward it has not: by the
- * problem's own numbers or by its schedule. >= 1. */
-int32_t sluice_stages_in_flight(const sluice_stages_problem_t* problem, int32_t stage);
+/* ---- messages between neighbouring stages: an output that a later stage reads crosses every boundary on its way once,
+ * and its gradient returns ---- */
+
+/* Returns the bytes that cross from stage `boundary` to the next, one way. stage_of: [num_layers]. */
+uint64_t sluice_stages_boundary_bytes(const sluice_stages_tables_t* tables, const int32_t* stage_of, int32_t boundary);
+
+/* Returns the bytes of a stage's buffers: one for its input, and all outputs whose backward has not run, which stages
+ * keep. */
+uint64_t sluice_stages_message_bytes(const sluice_stages_tables_t* tables, int32_t stage, uint64_t in_bytes,
+                                     uint64_t out_bytes);
+
+/* Returns the seconds of both directions of `bytes` on the link after stage `boundary`; zero bytes send nothing. */
+double sluice_stages_link_seconds(const sluice_stages_problem_t* problem, int32_t boundary, uint64_t bytes);
+
+/* Returns the seconds that a stage's links are busy; in_bytes arrive over the link before it, out_bytes leave over the
+ * link after it. */
+double sluice_stages_message_seconds(const sluice_stages_problem_t* problem, int32_t stage, uint64_t in_bytes,
+                                     uint64_t out_bytes);
+
+/* Returns the seconds of a stage from those of its parts. */
+double sluice_stages_turn_seconds(const sluice_stages_problem_t* problem, double compute, double messages,
+                                  double copies);
+
+/* Returns the seconds for copying the bytes out and back in; INFINITY if nothing can be copied. */
+double sluice_stages_copy_seconds(const sluice_stages_problem_t* problem, uint64_t bytes);

@@ -1,10 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/planner/stages/partition/kernighan_lin.h"
-
+/* vPipe's decomposition: a partition for given options, then options for that partition, repeated until nothing
+ * improves. */
 #include <math.h>
 #include <string.h>
 
-#include "backend/planner/stages/problem/messages.h"
+#include "backend/planner/stages/partition.h"
+
+/* ---- coarsening ---- */
+
+/* Coarsens a graph of layers: short nests become one node each.
+ *
+ * An edge that spans more than a quarter of a stage's share of the seconds is long: any partition cuts it somewhere. A
+ * place in the order that more than one short tensor crosses lies in a nest, and partitions should not cut there. A
+ * nest heavier than that quarter is divided where the fewest bytes cross.
+ *
+ * Source: vPipe, coarsening by the distance of layers in execution order. Its threshold is not in the text that we
+ * have: the quarter of a share is ours. */
+
+static double limit_of(const sluice_stages_tables_t* t) { return t->fastest[t->num_layers] / (4.0 * t->num_stages); }
+
+/* Sets crossing[i] to the number of short tensors that cross the boundary before layer i. */
+static void count_short_tensors(const sluice_stages_tables_t* t, int32_t* crossing) {
+  const double limit = limit_of(t);
+  memset(crossing, 0, ((size_t)t->num_layers + 1) * sizeof *crossing);
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    int32_t last = i;
+    for (int32_t a = t->first_reader[i]; a < t->first_reader[i + 1]; ++a) {
+      const int32_t to = t->readers[a];
+      if (to > last && sluice_stages_run_fastest(t, i + 1, to) <= limit) last = to;
+    }
+    ++crossing[i + 1], --crossing[last + 1]; /* differences first */
+  }
+  for (int32_t i = 0; i < t->num_layers; ++i) crossing[i + 1] += crossing[i];
+}
+
+/* Returns where to divide a heavy nest that began at first: the place with the fewest bytes in the second half of the
+ * allowed range. */
+static int32_t divide_nest(const sluice_stages_tables_t* t, int32_t first, int32_t end) {
+  const double limit = limit_of(t);
+  int32_t best = -1;
+  for (int32_t at = first + 1; at <= end; ++at) {
+    const double seconds = sluice_stages_run_fastest(t, first, at);
+    if (best > 0 && seconds > limit) break;
+    if (seconds < limit / 2 && at < end) continue;
+    if (best < 0 || t->cut[at] <= t->cut[best]) best = at;
+  }
+  return best < 0 ? end : best;
+}
+
+int32_t sluice_stages_leave_fine(const sluice_stages_tables_t* t, int32_t* out_first) {
+  for (int32_t i = 0; i <= t->num_layers; ++i) out_first[i] = i;
+  return t->num_layers;
+}
+
+int32_t sluice_stages_coarsen(const sluice_stages_tables_t* t, int32_t* out_first, int32_t* crossing) {
+  const double limit = limit_of(t);
+  int32_t count = 0;
+  count_short_tensors(t, crossing);
+  for (int32_t first = 0, end; first < t->num_layers; first = end) {
+    out_first[count++] = first;
+    for (end = first + 1; end < t->num_layers && crossing[end] > 1; ++end) {
+    }
+    if (sluice_stages_run_fastest(t, first, end) > limit) end = divide_nest(t, first, end);
+  }
+  out_first[count] = t->num_layers;
+  return count >= t->num_stages ? count : sluice_stages_leave_fine(t, out_first);
+}
+
+/* ---- Kernighan and Lin ---- */
+
+/* Partitions a graph of nodes by recursive bipartition: half of the stages left, half right, and so on.
+ *
+ * Each bipartition begins with a cut of the order and improves as in Kernighan and Lin: a pass moves each node once,
+ * the best one first even if the cost rises, and keeps the best prefix of that sequence. Nodes move singly, as in
+ * Fiduccia and Mattheyses, because their weights differ. A move may not make an edge lead backwards. The cost is the
+ * slower side's seconds per stage, or the messages between the sides if these take longer; then bytes.
+ *
+ * Source: vPipe's global algorithm; Kernighan and Lin 1970; Fiduccia and Mattheyses 1982. */
 
 /* Limits of a pass: most gains are near the cut, and long sequences are undone anyway. */
 enum { MOST_MOVES = 64, MOST_PASSES = 16 };
@@ -176,4 +248,76 @@ sluice_status_t sluice_stages_kernighan_lin(const sluice_stages_tables_t* t, con
   for (int32_t i = 0; i < t->num_layers; ++i) out_stage_of[i] = g.stages_first[g.node_of[i]];
   sluice_free(t->allocator, g.seconds, bytes);
   return SLUICE_OK;
+}
+
+/* ---- the search ---- */
+
+enum { MOST_ROUNDS = 8 };
+
+/* Takes the partition of scratch if it is better. Returns 1 if it is. */
+static int keep_better(sluice_partition_t* part, const sluice_partition_t* scratch) {
+  const int32_t num_stages = part->tables->num_stages;
+  const sluice_partition_score_t mine = sluice_partition_score(part->judged, num_stages);
+  const sluice_partition_score_t other = sluice_partition_score(scratch->judged, num_stages);
+  if (!sluice_partition_is_better(&other, &mine)) return 0;
+  sluice_partition_copy(part, scratch);
+  return 1;
+}
+
+/* ---- even divisions ---- */
+
+typedef enum even_e { BY_SECONDS, BY_LAYERS, BY_PARAMETERS, NUM_EVEN } even_t;
+
+static double weight_before(const sluice_stages_tables_t* t, even_t by, int32_t layer) {
+  if (by == BY_LAYERS) return layer;
+  return by == BY_PARAMETERS ? (double)t->parameters[layer] : t->fastest[layer];
+}
+
+static sluice_status_t begin_evenly(sluice_partition_t* part, even_t by, double* weights) {
+  for (int32_t i = 0; i <= part->tables->num_layers; ++i) weights[i] = weight_before(part->tables, by, i);
+  SLUICE_TRY(sluice_cut_order_evenly(part, weights));
+  return sluice_partition_refine(part);
+}
+
+static sluice_status_t search_evenly(sluice_partition_t* part, sluice_partition_t* scratch) {
+  const sluice_stages_tables_t* t = part->tables;
+  const uint64_t bytes = ((uint64_t)t->num_layers + 1) * sizeof(double);
+  double* weights = sluice_alloc(t->allocator, bytes, "weights of layers");
+  if (weights == NULL) return sluice_alloc_status();
+  sluice_status_t status = begin_evenly(part, BY_SECONDS, weights);
+  for (int by = BY_LAYERS; status == SLUICE_OK && by < NUM_EVEN; ++by) {
+    status = begin_evenly(scratch, (even_t)by, weights);
+    if (status == SLUICE_OK) keep_better(part, scratch);
+  }
+  sluice_free(t->allocator, weights, bytes);
+  return status;
+}
+
+/* ---- turns ---- */
+
+static sluice_status_t search_in_turns(sluice_partition_t* part, sluice_partition_t* scratch, const int32_t* first,
+                                       int32_t num_nodes, int32_t* out_num_rounds) {
+  for (*out_num_rounds = 0; *out_num_rounds < MOST_ROUNDS;) {
+    ++*out_num_rounds;
+    /* The seconds of layers with the options of the best partition so far guide this search. */
+    SLUICE_TRY(sluice_stages_kernighan_lin(part->tables, first, num_nodes, part->seconds_of, scratch->stage_of));
+    sluice_partition_settle(scratch);
+    SLUICE_TRY(sluice_partition_refine(scratch));
+    if (!keep_better(part, scratch)) return SLUICE_OK;
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_stages_search(sluice_partition_t* part, sluice_partition_t* scratch, int32_t coarsen,
+                                     int32_t* out_num_rounds) {
+  const sluice_stages_tables_t* t = part->tables;
+  const uint64_t length = (uint64_t)t->num_layers + 1, bytes = 2 * length * sizeof(int32_t);
+  SLUICE_TRY(search_evenly(part, scratch));
+  int32_t* first = sluice_alloc_zeroed(t->allocator, bytes, "nodes of layers");
+  if (first == NULL) return sluice_alloc_status();
+  const int32_t num_nodes =
+      coarsen ? sluice_stages_coarsen(t, first, first + length) : sluice_stages_leave_fine(t, first);
+  const sluice_status_t status = search_in_turns(part, scratch, first, num_nodes, out_num_rounds);
+  sluice_free(t->allocator, first, bytes);
+  return status;
 }

@@ -9,7 +9,7 @@
  * recompute those that free most bytes per second. Leanest, polish and branch and bound are ours. */
 #pragma once
 
-#include "backend/planner/stages/problem/tables.h"
+#include "backend/planner/stages/tables.h"
 
 /* An option of a layer of this stage, with this stage's k and the predicted start of its backward. */
 typedef struct sluice_stages_local_item_s {
@@ -22,6 +22,14 @@ typedef struct sluice_stages_local_item_s {
   int32_t option; /* index among the layer's options */
   int32_t layer;  /* position in the stage */
 } sluice_stages_local_item_t;
+
+/* Of branch and bound: a step of a layer's hull: fewer bytes for more weighted seconds. */
+typedef struct sluice_stages_local_increment_s {
+  double bytes;
+  double seconds;
+  int32_t depth; /* of the layer in the decision order */
+  int32_t index; /* breaks ties */
+} sluice_stages_local_increment_t;
 
 /* Cost of a choice. Stages are compared by turn; compute and copies break ties. */
 typedef struct sluice_stages_local_sum_s {
@@ -47,7 +55,7 @@ typedef struct sluice_stages_local_s {
   /* Scratch of the solvers. */
   int32_t* best;       /* [count] */
   int32_t* order;      /* [num_items] */
-  void* increments;    /* of branch and bound */
+  void* increments;    /* of sluice_stages_local_increment_t, also other scratch */
   uint64_t* least;     /* [count] */
   double* suffix;      /* [6 * (num_layers + 1)] */
   uint64_t most_nodes; /* of branch and bound; 0: greedy only */

@@ -97,6 +97,10 @@ const sluice_adam_kernels_t* sluice_adam_dispatch(void);
 
 /* ---- the arguments of a step: tensors in groups, and the settings that all groups share ---- */
 
+/* The elements of many tensors are one line of pieces, which threads share. The boundaries of pieces depend only on the
+ * tensors, so sums by piece do not depend on the number of threads. In elements; a tensor's last piece is shorter. */
+enum { SLUICE_ADAM_PIECE = 1 << 15 };
+
 /* Tensors with the same settings. */
 typedef struct sluice_adam_group_s {
   sluice_adam_rule_t rule;

@@ -5,7 +5,42 @@
 #include <stdatomic.h>
 
 #include "backend/base/math.h"
-#include "backend/optim/pieces.h"
+
+/* ---- pieces ---- */
+
+typedef void (*piece_fn_t)(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
+                           int64_t first, int64_t count);
+
+static int64_t pieces_of(const sluice_adam_tensor_t* tensor) {
+  return sluice_ceil_div(tensor->count, SLUICE_ADAM_PIECE);
+}
+
+static int64_t count_pieces(const sluice_adam_step_t* step) {
+  int64_t pieces = 0;
+  for (int64_t g = 0; g < step->num_groups; ++g) {
+    for (int64_t t = 0; t < step->groups[g].num_tensors; ++t) pieces += pieces_of(step->groups[g].tensors + t);
+  }
+  return pieces;
+}
+
+/* Calls fn for each piece in [begin, end), in order. */
+static void walk_pieces(const sluice_adam_step_t* step, int64_t begin, int64_t end, piece_fn_t fn, void* user) {
+  int64_t before = 0; /* pieces of the previous tensors */
+  for (int64_t g = 0; g < step->num_groups; ++g) {
+    const sluice_adam_group_t* group = step->groups + g;
+    for (int64_t t = 0; t < group->num_tensors; ++t) {
+      const sluice_adam_tensor_t* tensor = group->tensors + t;
+      const int64_t pieces = pieces_of(tensor);
+      const int64_t last = sluice_min(end - before, pieces);
+      for (int64_t i = sluice_max(begin - before, 0); i < last; ++i) {
+        const int64_t first = i * SLUICE_ADAM_PIECE;
+        fn(user, group, tensor, first, sluice_min(SLUICE_ADAM_PIECE, tensor->count - first));
+      }
+      before += pieces;
+      if (before >= end) return;
+    }
+  }
+}
 
 /* ---- scanning gradients ---- */
 
@@ -52,7 +87,7 @@ static void look_on_thread(void* data, int index, int count) {
   for (int i = index; i < SHARES; i += count) {
     const sluice_adam_kernels_t* kernels = look->step->kernels;
     share_t share = {look->step->max_norm > 0.0 ? kernels->scan : kernels->look, look->shares + i};
-    sluice_pieces_walk(look->step, look->pieces * i / SHARES, look->pieces * (i + 1) / SHARES, look_at_piece, &share);
+    walk_pieces(look->step, look->pieces * i / SHARES, look->pieces * (i + 1) / SHARES, look_at_piece, &share);
   }
 }
 
@@ -61,7 +96,7 @@ static int threads_for(const sluice_adam_step_t* step, int64_t pieces) {
 }
 
 sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step) {
-  look_t look = {.step = step, .pieces = sluice_pieces_count(step)};
+  look_t look = {.step = step, .pieces = count_pieces(step)};
   sluice_threads_run(step->threads, threads_for(step, look.pieces), look_on_thread, &look);
   sluice_adam_scan_t all = {.sum_of_squares = 0.0};
   for (int i = 0; i < SHARES; ++i) add_scan(&all, look.shares[i]);
@@ -97,8 +132,7 @@ static void update_on_thread(void* data, int index, int count) {
   update_t* update = data;
   const int64_t shares = count == 1 ? 1 : sluice_min(update->pieces, (int64_t)count * SHARES_PER_THREAD);
   for (int64_t i; (i = atomic_fetch_add(&update->next, 1)) < shares;) {
-    sluice_pieces_walk(update->step, update->pieces * i / shares, update->pieces * (i + 1) / shares, update_piece,
-                       update);
+    walk_pieces(update->step, update->pieces * i / shares, update->pieces * (i + 1) / shares, update_piece, update);
   }
 }
 
@@ -134,7 +168,7 @@ sluice_status_t sluice_adam_step(const sluice_adam_step_t* step, sluice_adam_out
   SLUICE_TRY(sluice_adam_check_step(step));
   if (step->looks_first || step->max_norm > 0.0) *out_outcome = sluice_adam_look(step);
   if (out_outcome->is_skipped) return SLUICE_OK;
-  update_t update = {.step = step, .pieces = sluice_pieces_count(step)};
+  update_t update = {.step = step, .pieces = count_pieces(step)};
   update.grad_scale = sluice_adam_clip_factor(step->max_norm, out_outcome->norm) / step->loss_scale;
   sluice_threads_run(step->threads, threads_for(step, update.pieces), update_on_thread, &update);
   return SLUICE_OK;

@@ -16,7 +16,7 @@ typedef struct sluice_adam_outcome_s {
 /* Scans all gradients and changes nothing. The sums are the same for every number of threads. */
 sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step);
 
-/* Computes the same sums from the scans of all pieces, in order (pieces.h). */
+/* Computes the same sums from the scans of all pieces, in order. */
 sluice_adam_scan_t sluice_adam_fold(const sluice_adam_scan_t* scans, int64_t pieces);
 
 /* Returns the factor that clipping applies to gradients with this norm: torch's clip_grad_norm_, max_norm / (norm +

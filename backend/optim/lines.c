@@ -2,7 +2,6 @@
 #include "backend/optim/lines.h"
 
 #include "backend/base/math.h"
-#include "backend/optim/pieces.h"
 
 static void add_tensors(sluice_lines_t* lines, const sluice_adam_group_t* group) {
   for (int64_t t = 0; t < group->num_tensors; ++t) {

@@ -7,7 +7,7 @@
 #include "backend/optim/adam.h"
 #include "sluice/comm.h"
 
-/* A tensor, its first element and its first piece (optim/pieces.h), both counted over all lines. */
+/* A tensor, its first element and its first piece (SLUICE_ADAM_PIECE), both counted over all lines. */
 typedef struct sluice_line_tensor_s {
   const sluice_adam_tensor_t* tensor;
   const sluice_adam_group_t* group;

@@ -8,7 +8,7 @@
 #include "backend/base/structs.h"
 #include "backend/comm/comm.h"
 #include "backend/optim/bucketed/handshake.h"
-#include "backend/optim/file/load.h"
+#include "backend/optim/file/state_file.h"
 #include "capi/src/optimizer_groups.h"
 
 struct sluice_optimizer_file_s {

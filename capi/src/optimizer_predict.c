@@ -5,8 +5,8 @@
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/base/structs.h"
-#include "backend/optim/buckets/simulate.h"
-#include "backend/optim/on_device/sum.h"
+#include "backend/optim/buckets/plan.h"
+#include "backend/optim/on_device/on_device.h"
 #include "sluice/optimizer.h"
 
 enum {

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "backend/device/device.h"
-#include "backend/optim/bucketed/request.h"
+#include "backend/optim/bucketed/handshake.h"
 
 /* The state that lasts from step to step: staging memory and measurements. */
 typedef struct sluice_bucketed_s sluice_bucketed_t;

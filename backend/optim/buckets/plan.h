@@ -14,7 +14,65 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
-#include "backend/optim/buckets/kinds.h"
+
+enum {
+  SLUICE_BUCKET_COPY_IN = 0, /* writes the states of a bucket */
+  SLUICE_BUCKET_STAGE,       /* writes the gradients of a chunk, in f32; sums them over ranks if there are several */
+  SLUICE_BUCKET_LOOK,        /* scans the gradients of a chunk */
+  SLUICE_BUCKET_DECIDE,      /* reads the results of scans and writes the verdict: whether the step is taken, and the
+                                gradient scale */
+  SLUICE_BUCKET_UPDATE,      /* reads gradients and verdict, reads and writes the states of a bucket */
+  SLUICE_BUCKET_COPY_OUT,    /* reads the states of a bucket */
+  SLUICE_BUCKET_NUM_KINDS
+};
+
+enum { SLUICE_BUCKET_MAX_WAITS = 4 };
+
+typedef struct sluice_bucket_op_s {
+  int32_t kind, lane;            /* SLUICE_LANE_* */
+  int32_t line;                  /* of the bucket or chunk */
+  int32_t bucket, num_buckets;   /* over all lines */
+  int32_t state_slot, grad_slot; /* -1: none */
+  int64_t first, count;          /* elements over all lines */
+  int64_t grad_at;               /* elements from the beginning of the gradients' slots */
+  int32_t num_waits;
+  int32_t waits[SLUICE_BUCKET_MAX_WAITS]; /* ops of other lanes */
+} sluice_bucket_op_t;
+
+/* Sorts of slots. Which of them each op reads and writes is all that the planner and the checker share. */
+enum {
+  SLUICE_BUCKET_STATES = 0, /* one per slot of states */
+  SLUICE_BUCKET_GRADS,      /* one per slot of gradients */
+  SLUICE_BUCKET_FOUND,
+  SLUICE_BUCKET_VERDICT,
+  SLUICE_BUCKET_NUM_ROOMS
+};
+enum { SLUICE_BUCKET_NOTHING = 0, SLUICE_BUCKET_READS = 1, SLUICE_BUCKET_WRITES = 2 };
+
+/* Indexed by kind and by the sort of slot (`room`). */
+static const uint8_t sluice_bucket_accesses[SLUICE_BUCKET_NUM_KINDS][SLUICE_BUCKET_NUM_ROOMS] = {
+    [SLUICE_BUCKET_COPY_IN] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_STAGE] = {[SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_LOOK] = {[SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_READS, [SLUICE_BUCKET_FOUND] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_DECIDE] =
+        {[SLUICE_BUCKET_FOUND] = SLUICE_BUCKET_READS, [SLUICE_BUCKET_VERDICT] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_UPDATE] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_READS | SLUICE_BUCKET_WRITES,
+                              [SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_READS,
+                              [SLUICE_BUCKET_VERDICT] = SLUICE_BUCKET_READS},
+    [SLUICE_BUCKET_COPY_OUT] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_READS},
+};
+
+enum { SLUICE_BUCKET_NO_SLOT = -1 };
+
+/* Returns the slot of sort `room` that an op uses; SLUICE_BUCKET_NO_SLOT: none, for example if states are updated in
+ * place. */
+static inline int32_t sluice_bucket_slot_of(const sluice_bucket_op_t* op, int32_t room) {
+  if (sluice_bucket_accesses[op->kind][room] == SLUICE_BUCKET_NOTHING) return SLUICE_BUCKET_NO_SLOT;
+  if (room == SLUICE_BUCKET_STATES) return op->state_slot;
+  return room == SLUICE_BUCKET_GRADS ? op->grad_slot : 0;
+}
+
+/* ---- plans ---- */
 
 enum { SLUICE_BUCKET_MAX_SLOTS = 2 };
 
@@ -69,3 +127,26 @@ typedef struct sluice_bucket_finding_s {
  * waits point backwards. memory: scratch. Errors: NO_MEMORY, INVALID_ARGUMENT (a wait points forwards). */
 sluice_status_t sluice_bucket_plan_check(const sluice_bucket_plan_t* plan, sluice_allocator_t* memory,
                                          sluice_bucket_finding_t* out_finding);
+
+/* ---- the duration of a plan, from prices of ops: each lane runs in order, and lanes run concurrently ---- */
+
+/* The price of an op of each kind. */
+typedef struct sluice_bucket_prices_s {
+  double seconds[SLUICE_BUCKET_NUM_KINDS], seconds_per_element[SLUICE_BUCKET_NUM_KINDS];
+} sluice_bucket_prices_t;
+
+/* out_seconds: the time at which the last op ends. allocator: scratch. Errors: NO_MEMORY. */
+sluice_status_t sluice_bucket_simulate(const sluice_bucket_plan_t* plan, const sluice_bucket_prices_t* prices,
+                                       sluice_allocator_t* allocator, double* out_seconds);
+
+/* All buckets in one chunk. */
+#define SLUICE_BUCKET_ALL INT64_MAX
+
+enum { SLUICE_BUCKET_NUM_CHUNKS = 4 };
+/* The values of k that are compared [AxoNN, Fig. 8]: 1, 2, 4 and all. */
+extern const int64_t sluice_bucket_chunks[SLUICE_BUCKET_NUM_CHUNKS];
+
+/* Returns the one of those k whose plan is fastest, the smaller if equal; `otherwise` if memory does not suffice to
+ * find out. form->chunk is ignored. */
+int64_t sluice_bucket_best_chunk(const sluice_bucket_form_t* form, const sluice_bucket_prices_t* prices,
+                                 sluice_allocator_t* allocator, int64_t otherwise);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/optim/file/load.h"
-
+/* Copies between files of states and tensors. */
 #include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/optim/file/state_file.h"
 
 enum { PIECE = 8192 }; /* elements, on the stack: restoring parameters must not need an allocation */
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/optim/file/model.h"
-
+/* Descriptions of the tensors of a file. */
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/optim/file/state_file.h"
 
 enum { GROUP = 0, DTYPE, NUM_DIMS, HEAD }; /* words at the start of each tensor */
 #define MOST_ELEMENTS (INT64_C(1) << 48)

@@ -8,7 +8,7 @@
  *     byte 0       file header: magic, form, elements, rank and world size, length and checksum of the model
  *     byte 512     the record of room 0
  *     byte 1024    the record of room 1
- *     byte 4096    the model: shapes and dtypes of its tensors (model.h)
+ *     byte 4096    the model: shapes and dtypes of its tensors (model.c)
  *     then         room 0: masters, m, v, each aligned to 4096
  *     then         room 1
  *
@@ -23,8 +23,66 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
-#include "backend/optim/file/model.h"
-#include "backend/optim/file/sum.h"
+#include "backend/optim/adam.h"
+
+/* ---- sum.c ---- */
+
+/* A checksum of consecutive floats, which may be added in parts of any size [own; rounds as in xxHash]. It costs a
+ * small part of the time to read or write them. Eight words are processed at once, each in a lane of its own, by
+ * invertible rounds. Damage to one lane alone is always detected, and any other damage except with probability
+ * 2^-64. */
+enum { SLUICE_STATE_SUM_LANES = 8, SLUICE_STATE_SUM_STRIPE = 16 }; /* in words; in floats */
+
+typedef struct sluice_state_sum_s {
+  uint64_t lanes[SLUICE_STATE_SUM_LANES];
+  float rest[SLUICE_STATE_SUM_STRIPE]; /* the last count % STRIPE elements */
+  int64_t count;                       /* elements so far */
+} sluice_state_sum_t;
+
+void sluice_state_sum_begin(sluice_state_sum_t* sum);
+void sluice_state_sum_add(sluice_state_sum_t* sum, const float* data, int64_t count);
+/* Returns the checksum of all elements in the order in which they were added. It does not depend on the sizes of the
+ * parts. */
+uint64_t sluice_state_sum_end(const sluice_state_sum_t* sum);
+
+/* ---- model.c ---- */
+
+/* The tensors that a file of states is for: group, dtype and shape of each tensor, in order. They are stored as 64-bit
+ * words, in memory and in the file: for each tensor its group, its dtype, its number of dimensions, and the
+ * dimensions. */
+enum { SLUICE_STATE_MODEL_MOST_DIMS = 64 };
+
+typedef struct sluice_state_model_s {
+  int64_t* words;
+  int64_t num_words;
+  int64_t num_tensors, count; /* of elements of all tensors */
+} sluice_state_model_t;
+
+/* The shapes that a caller gives, for all tensors in order. num_dims NULL: each tensor has one dimension. */
+typedef struct sluice_state_shapes_s {
+  const int32_t* num_dims;
+  const int64_t* dims;
+} sluice_state_shapes_t;
+
+/* out_model: new, release with sluice_state_model_free. Errors: INVALID_ARGUMENT naming the tensor whose shape does not
+ * match its count, NO_MEMORY. */
+sluice_status_t sluice_state_model_make(const sluice_adam_group_t* groups, int64_t num_groups,
+                                        sluice_state_shapes_t shapes, sluice_allocator_t* allocator,
+                                        sluice_state_model_t* out_model);
+void sluice_state_model_free(sluice_state_model_t* model, sluice_allocator_t* allocator);
+
+/* Counts the tensors and elements of words that were read from a file. Returns 0 if _make cannot have written them. */
+int sluice_state_model_read(sluice_state_model_t* model);
+
+/* Return MISMATCH with the first difference between the tensors of an optimizer and those of a file. path: for
+ * messages. _compare_tensors knows no shapes and compares counts. */
+sluice_status_t sluice_state_model_compare(const sluice_state_model_t* of_file, const sluice_state_model_t* wanted,
+                                           const char* path);
+sluice_status_t sluice_state_model_compare_tensors(const sluice_state_model_t* of_file,
+                                                   const sluice_adam_group_t* groups, int64_t num_groups,
+                                                   const char* path);
+
+/* ---- life.c, steps.c ---- */
 
 typedef struct sluice_state_file_s sluice_state_file_t;
 
@@ -98,3 +156,23 @@ void sluice_state_file_give_up(sluice_state_file_t* file);
 void sluice_state_file_set_mixed(sluice_state_file_t* file, int32_t is_mixed);
 /* Returns STATE if parameters are mixed. */
 sluice_status_t sluice_state_file_check_mixed(const sluice_state_file_t* file);
+
+/* ---- load.c: copies between a file and tensors in memory. The file has the elements in the order of groups and
+ * tensors ---- */
+
+/* Sets parameters to the file's masters, rounded to nearest even, and fills the masters and moments that a tensor has.
+ * Errors: EXTERNAL. Then the tensors before the failing place are filled, or all of them if the file was damaged. */
+sluice_status_t sluice_states_load(const sluice_state_file_t* file, const sluice_adam_group_t* groups,
+                                   int64_t num_groups);
+/* Loads only the parameters of elements [0, end). */
+sluice_status_t sluice_states_load_params(const sluice_state_file_t* file, const sluice_adam_group_t* groups,
+                                          int64_t num_groups, int64_t end);
+/* Writes the file's next step, from _begin to _end. Masters are the tensors' masters, or else their parameters; moments
+ * are the tensors' moments, or else 0. */
+sluice_status_t sluice_states_store(sluice_state_file_t* file, int64_t step, const sluice_adam_group_t* groups,
+                                    int64_t num_groups);
+
+/* Returns whether elements [first, first + count) of a parameter are these masters, rounded. */
+int sluice_param_is_rounded(const sluice_adam_tensor_t* tensor, int64_t first, int64_t count, const float* masters);
+/* Sets masters to the parameter where they differ. */
+void sluice_param_to_masters(const sluice_adam_tensor_t* tensor, int64_t first, int64_t count, float* masters);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/optim/file/sum.h"
-
+/* Checksums of consecutive floats. */
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/optim/file/state_file.h"
 
 enum { WORDS = SLUICE_STATE_SUM_LANES, STRIPE = SLUICE_STATE_SUM_STRIPE };
 

@@ -5,12 +5,241 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "backend/base/alloc.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/comm/comm.h"
+#include "backend/comm/exchange_arrays.h"
 #include "backend/device/adam_kernels.h"
+#include "backend/device/device.h"
 #include "backend/optim/bucketed/handshake.h"
-#include "backend/optim/on_device/job.h"
-#include "backend/optim/on_device/sum.h"
+#include "backend/optim/buckets/run.h"
+#include "backend/optim/lines.h"
+
+/* ---- sums over ranks ---- */
+
+typedef struct sum_s {
+  const void* from; /* this rank's gradients, sent in `dtype`; may be `out` if that is f32 */
+  int32_t dtype;
+  int64_t count;
+  float* out;    /* [count] */
+  void* receive; /* sluice_device_sum_receive_bytes() */
+} sum_t;
+
+static int64_t longest_slice(int64_t count, int32_t world_size) { return sluice_ceil_div(count, world_size); }
+
+uint64_t sluice_device_sum_receive_bytes(int64_t count, int32_t world_size) {
+  return sluice_align_up((uint64_t)(longest_slice(count, world_size) * world_size) * sizeof(float));
+}
+
+static sluice_status_t exchange(sluice_comm_t* comm, const sluice_exchange_arrays_t* arrays, sluice_stream_t stream) {
+  const sluice_exchange_t all = sluice_exchange_of(arrays);
+  return sluice_comm_exchange_enqueue(comm, &all, stream);
+}
+
+/* Receives this rank's slice of every rank's gradients, in rank order. */
+static sluice_status_t scatter(sluice_device_t* device, sluice_comm_t* comm, sluice_stream_t stream, const sum_t* sum,
+                               const sluice_exchange_arrays_t* arrays) {
+  const int32_t w = comm->world_size, me = comm->rank;
+  const int64_t width = (int64_t)sluice_dtype_bytes(sum->dtype), stride = longest_slice(sum->count, w) * width;
+  const sluice_slice_t mine = sluice_slice_of(sum->count, me, w);
+  for (int32_t r = 0; r < w; ++r) {
+    const sluice_slice_t slice = sluice_slice_of(sum->count, r, w);
+    arrays->send[r] = (const char*)sum->from + slice.begin * width;
+    arrays->recv[r] = (char*)sum->receive + r * stride;
+    arrays->send_bytes[r] = r == me ? 0 : (uint64_t)(slice.count * width);
+    arrays->recv_bytes[r] = r == me ? 0 : (uint64_t)(mine.count * width);
+  }
+  SLUICE_TRY(device->memory->copy(device, stream, arrays->recv[me], arrays->send[me], (uint64_t)(mine.count * width)));
+  return exchange(comm, arrays, stream);
+}
+
+static sluice_status_t add(sluice_device_t* device, const sluice_comm_t* comm, sluice_stream_t stream,
+                           const sum_t* sum) {
+  const sluice_slice_t mine = sluice_slice_of(sum->count, comm->rank, comm->world_size);
+  if (mine.count == 0) return SLUICE_OK;
+  const sluice_device_parts_t parts = {sum->receive, sum->dtype, comm->world_size,
+                                       longest_slice(sum->count, comm->world_size)};
+  return device->memory->adam->sum(device, stream, &parts, mine.count, sum->out + mine.begin);
+}
+
+static sluice_status_t gather(sluice_comm_t* comm, sluice_stream_t stream, const sum_t* sum,
+                              const sluice_exchange_arrays_t* arrays) {
+  const int32_t w = comm->world_size, me = comm->rank;
+  const sluice_slice_t mine = sluice_slice_of(sum->count, me, w);
+  for (int32_t r = 0; r < w; ++r) {
+    const sluice_slice_t slice = sluice_slice_of(sum->count, r, w);
+    arrays->send[r] = sum->out + mine.begin;
+    arrays->recv[r] = sum->out + slice.begin;
+    arrays->send_bytes[r] = r == me ? 0 : (uint64_t)mine.count * sizeof(float);
+    arrays->recv_bytes[r] = r == me ? 0 : (uint64_t)slice.count * sizeof(float);
+  }
+  return exchange(comm, arrays, stream);
+}
+
+/* Each rank sums its slice, and all ranks get all slices: in rank order and in f32, the bits of sluice_comm_sum_f32.
+ * comm: at least two ranks, with exchanges of device memory. Errors: NO_MEMORY, and errors of exchanges and kernels.
+ * After any error the ranks are out of step: the caller ends comm. */
+static sluice_status_t sum_over_ranks(sluice_device_t* device, sluice_comm_t* comm, sluice_stream_t stream,
+                                      const sum_t* sum) {
+  const uint64_t bytes = sluice_exchange_arrays_bytes(comm->world_size);
+  void* block = sluice_alloc(sluice_process_allocator(), bytes, "optimizer: a sum on a device");
+  if (block == NULL) return sluice_alloc_status();
+  const sluice_exchange_arrays_t arrays = sluice_exchange_arrays_in(block, comm->world_size);
+  sluice_status_t status = scatter(device, comm, stream, sum, &arrays);
+  if (status == SLUICE_OK) status = add(device, comm, stream, sum);
+  if (status == SLUICE_OK) status = gather(comm, stream, sum, &arrays);
+  sluice_free(sluice_process_allocator(), block, bytes);
+  return status;
+}
+
+/* ---- the ops of a step ---- */
+
+typedef struct job_s {
+  sluice_device_t* device;
+  const sluice_lines_t* lines;
+  double grad_scale;
+  void* receive;  /* receive buffer of sums over ranks */
+  int32_t* flags; /* [2], on the device: results of scans (adam_kernels.h) */
+} job_t;
+
+/* A run of a part's elements in one tensor: it begins at element `first` of the tensor and `in_part` of the part. */
+typedef struct run_s {
+  const sluice_adam_group_t* group;
+  const sluice_adam_tensor_t* tensor;
+  int64_t first, in_part, count;
+} run_t;
+
+typedef sluice_status_t (*run_fn_t)(const job_t* job, sluice_stream_t stream, const sluice_bucket_part_t* part,
+                                    const run_t* run);
+
+/* Returns the run that begins at element `at` (of all lines) of the part. */
+static run_t run_at(const job_t* job, const sluice_bucket_part_t* part, int64_t at) {
+  const sluice_line_run_t line = sluice_lines_run(job->lines, at, part->first + part->count);
+  return (run_t){line.of->group, line.of->tensor, line.first, at - part->first, line.count};
+}
+
+static sluice_status_t for_each_run(const job_t* job, sluice_stream_t stream, const sluice_bucket_part_t* part,
+                                    run_fn_t fn) {
+  for (int64_t at = part->first; at < part->first + part->count;) {
+    const run_t run = run_at(job, part, at);
+    SLUICE_TRY(fn(job, stream, part, &run));
+    at += run.count;
+  }
+  return SLUICE_OK;
+}
+
+static const void* grad_of(const run_t* run) {
+  return (const char*)run->tensor->grad + run->first * (int64_t)sluice_dtype_bytes(run->tensor->grad_dtype);
+}
+
+/* ---- states ---- */
+
+static sluice_status_t copy(const job_t* job, sluice_stream_t stream, float* to, const float* from, int64_t count) {
+  return job->device->memory->copy(job->device, stream, to, from, (uint64_t)count * sizeof(float));
+}
+
+static sluice_status_t copy_run_in(const job_t* job, sluice_stream_t stream, const sluice_bucket_part_t* part,
+                                   const run_t* run) {
+  const sluice_adam_tensor_t* t = run->tensor;
+  SLUICE_TRY(copy(job, stream, part->slot.master + run->in_part, t->master + run->first, run->count));
+  SLUICE_TRY(copy(job, stream, part->slot.exp_avg + run->in_part, t->exp_avg + run->first, run->count));
+  return copy(job, stream, part->slot.exp_avg_sq + run->in_part, t->exp_avg_sq + run->first, run->count);
+}
+
+static sluice_status_t copy_run_out(const job_t* job, sluice_stream_t stream, const sluice_bucket_part_t* part,
+                                    const run_t* run) {
+  const sluice_adam_tensor_t* t = run->tensor;
+  SLUICE_TRY(copy(job, stream, t->master + run->first, part->slot.master + run->in_part, run->count));
+  SLUICE_TRY(copy(job, stream, t->exp_avg + run->first, part->slot.exp_avg + run->in_part, run->count));
+  return copy(job, stream, t->exp_avg_sq + run->first, part->slot.exp_avg_sq + run->in_part, run->count);
+}
+
+static sluice_status_t copy_in(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  return for_each_run(user, stream, part, copy_run_in);
+}
+
+static sluice_status_t copy_out(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  return for_each_run(user, stream, part, copy_run_out);
+}
+
+/* ---- gradients ---- */
+
+static sluice_status_t stage_run(const job_t* job, sluice_stream_t stream, const sluice_bucket_part_t* part,
+                                 const run_t* run) {
+  return job->device->memory->adam->stage(job->device, stream, grad_of(run), run->tensor->grad_dtype, run->count,
+                                          part->grad + run->in_part);
+}
+
+/* Sends gradients of one tensor in their dtype, and those of several tensors in f32. */
+static sluice_status_t sum_part(const job_t* job, sluice_comm_t* comm, sluice_stream_t stream,
+                                const sluice_bucket_part_t* part) {
+  const run_t first = run_at(job, part, part->first);
+  const int is_one = first.count == part->count;
+  if (!is_one) SLUICE_TRY(for_each_run(job, stream, part, stage_run));
+  const sum_t sum = {
+      .from = is_one ? grad_of(&first) : part->grad,
+      .dtype = is_one ? first.tensor->grad_dtype : SLUICE_DTYPE_F32,
+      .count = part->count,
+      .out = part->grad,
+      .receive = job->receive,
+  };
+  return sum_over_ranks(job->device, comm, stream, &sum);
+}
+
+static sluice_status_t stage(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  const job_t* job = user;
+  sluice_comm_t* comm = job->lines->comms[part->line];
+  if (comm != NULL && comm->world_size > 1) return sum_part(job, comm, stream, part);
+  return for_each_run(job, stream, part, stage_run);
+}
+
+static sluice_status_t look_at_part(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  const job_t* job = user;
+  return job->device->memory->adam->look(job->device, stream, part->grad, SLUICE_DTYPE_F32, part->count, FLT_MAX,
+                                         job->flags);
+}
+
+/* ---- updates ---- */
+
+static sluice_status_t update_run(const job_t* job, sluice_stream_t stream, const sluice_bucket_part_t* part,
+                                  const run_t* run) {
+  const sluice_adam_tensor_t* t = run->tensor;
+  const sluice_adam_numbers_t n = sluice_adam_numbers_of(&run->group->rule, t->step, job->grad_scale);
+  const sluice_device_adam_t adam = {
+      .count = run->count,
+      .grad = part->grad + run->in_part,
+      .master = part->slot.master + run->in_part,
+      .exp_avg = part->slot.exp_avg + run->in_part,
+      .exp_avg_sq = part->slot.exp_avg_sq + run->in_part,
+      .param = (char*)t->param + run->first * (int64_t)sluice_dtype_bytes(t->param_dtype),
+      .dtype = t->param_dtype,
+      .numbers = {n.grad_scale, n.l2, n.one_minus_beta1, n.one_minus_beta2, n.decay, n.epsilon_high, n.epsilon_low,
+                  n.step_high, n.step_low},
+  };
+  return job->device->memory->adam->update(job->device, stream, &adam);
+}
+
+static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  return for_each_run(user, stream, part, update_run);
+}
+
+/* ---- modes ---- */
+
+static const sluice_bucket_mode_t step_mode = {.ops = {
+                                                   [SLUICE_BUCKET_COPY_IN] = copy_in,
+                                                   [SLUICE_BUCKET_STAGE] = stage,
+                                                   [SLUICE_BUCKET_UPDATE] = update,
+                                                   [SLUICE_BUCKET_COPY_OUT] = copy_out,
+                                               }};
+
+/* Before a step in which a sum may overflow f32: forms the sums, and scans them in place of updates. */
+static const sluice_bucket_mode_t look_mode = {.ops = {
+                                                   [SLUICE_BUCKET_STAGE] = stage,
+                                                   [SLUICE_BUCKET_UPDATE] = look_at_part,
+                                               }};
+
+/* ---- buckets ---- */
 
 enum { DEFAULT_CHUNK = 2 /* the value of the paper */ };
 
@@ -119,8 +348,8 @@ static sluice_status_t count_bytes(const sluice_device_buckets_t* buckets, const
 }
 
 /* The plan that scans sums has no states, but its gradients are stored at the same place as those of the step. */
-static sluice_status_t run(const sluice_device_buckets_t* buckets, sluice_device_job_t* job,
-                           const sluice_bucket_form_t* form, const sluice_bucket_mode_t* mode, sluice_stream_t stream) {
+static sluice_status_t run(const sluice_device_buckets_t* buckets, job_t* job, const sluice_bucket_form_t* form,
+                           const sluice_bucket_mode_t* mode, sluice_stream_t stream) {
   const uint64_t states = sluice_bucket_state_bytes(buckets->bucket, buckets->num_slots);
   char* memory = (char*)buckets->slots + (form->num_slots == 0 ? states : 0);
   sluice_bucket_plan_t* plan = NULL;
@@ -162,11 +391,11 @@ static sluice_status_t look(const sluice_device_buckets_t* buckets, const sluice
 
 /* Forms and scans all sums, without updates. */
 static sluice_status_t look_at_sums(const sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
-                                    sluice_device_job_t* job, sluice_stream_t stream, int32_t* out_is_bad) {
+                                    job_t* job, sluice_stream_t stream, int32_t* out_is_bad) {
   sluice_bucket_form_t form = form_of(buckets, step, job->lines);
   form.num_slots = 0;
   SLUICE_TRY(clear_flags(buckets, stream));
-  SLUICE_TRY(run(buckets, job, &form, &sluice_device_look_mode, stream));
+  SLUICE_TRY(run(buckets, job, &form, &look_mode, stream));
   sluice_found_t mine = {.squares = 0.0}, all;
   SLUICE_TRY(read_flags(buckets, stream, FLT_MAX, &mine.largest));
   SLUICE_TRY(sluice_handshake_on_sums(step->comm, &mine, &all));
@@ -251,9 +480,9 @@ static sluice_status_t take_step(const sluice_device_buckets_t* buckets, const s
                                  const sluice_lines_t* lines, sluice_stream_t stream,
                                  sluice_bucketed_outcome_t* outcome) {
   const sluice_bucket_form_t form = form_of(buckets, step, lines);
-  sluice_device_job_t job = {buckets->device, lines, 1.0 / step->adam.loss_scale, NULL, buckets->slots};
+  job_t job = {buckets->device, lines, 1.0 / step->adam.loss_scale, NULL, buckets->slots};
   if (outcome->is_decided) SLUICE_TRY(look_at_sums(buckets, step, &job, stream, &outcome->adam.is_skipped));
-  return outcome->adam.is_skipped ? SLUICE_OK : run(buckets, &job, &form, &sluice_device_step_mode, stream);
+  return outcome->adam.is_skipped ? SLUICE_OK : run(buckets, &job, &form, &step_mode, stream);
 }
 
 /* Aborts the step's communicators, in which other ranks wait for sums that this rank will not send. */

@@ -19,6 +19,10 @@ typedef struct sluice_device_buckets_s sluice_device_buckets_t;
  * aligned up to 64. */
 uint64_t sluice_device_buckets_bytes(int64_t bucket, int32_t num_slots);
 
+/* Returns an upper bound on the bytes that the sum of `count` elements receives, aligned up to 64. A step allocates
+ * them for its longest chunk, after its slots. */
+uint64_t sluice_device_sum_receive_bytes(int64_t count, int32_t world_size);
+
 /* memory: an allocator of device memory (init_memory of device_memory.h), from which exactly those bytes are allocated
  * now. A step of one rank allocates no more; the first step over several ranks allocates what its sums need, and keeps
  * it. allocator: of host memory. Both allocators and the device are borrowed until destroy. out_buckets: new, release

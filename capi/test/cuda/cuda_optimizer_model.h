@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A bf16 model of two tensors in two groups, with its optimizer. Parameters and gradients are on a fake device or in
+/* A model of two tensors in two groups, with its optimizer. Parameters and gradients are on a fake device or in
  * host memory. Memory of a fake device is host memory, so tests fill and compare it in place. */
 #pragma once
 
@@ -10,9 +10,8 @@
 enum { COM_COUNT_A = 1500, COM_COUNT_B = 4100, COM_ELEMENTS = COM_COUNT_A + COM_COUNT_B, COM_BUCKET = 1024 };
 
 typedef struct com_model_s {
-  uint16_t* param; /* bf16 */
-  void* grad;      /* of grad_dtype */
-  int32_t grad_dtype;
+  void *param, *grad;
+  int32_t param_dtype, grad_dtype;
   float master[COM_ELEMENTS], exp_avg[COM_ELEMENTS], exp_avg_sq[COM_ELEMENTS];
   sluice_optimizer_tensor_t tensors[2];
   sluice_optimizer_group_t groups[2];
@@ -25,7 +24,7 @@ typedef struct com_model_s {
 } com_model_t;
 
 /* A model without an optimizer. context: this rank's fake device (capi/test/cuda/fakes.h); NULL: host memory. */
-com_model_t* com_model_fill(sluice_context_t* context, int32_t rank, int32_t grad_dtype);
+com_model_t* com_model_fill(sluice_context_t* context, int32_t rank, int32_t param_dtype, int32_t grad_dtype);
 /* With buckets of COM_BUCKET. */
 sluice_optimizer_config_t com_config_of(sluice_context_t* context);
 void com_model_free(com_model_t* m);

@@ -66,8 +66,8 @@ static void play(rank_t* r, rig_t* rig) {
   if (sluice_comm_create_local(group, &one, &own) != SLUICE_OK) abort();
   *me = (member_t){.rank = r, .rig = rig};
   me->bytes = bytes_now(me);
-  me->model = com_model_fill(rig->context, r->rank, SLUICE_DTYPE_BF16);
-  me->before = com_model_fill(NULL, r->rank, SLUICE_DTYPE_BF16);
+  me->model = com_model_fill(rig->context, r->rank, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16);
+  me->before = com_model_fill(NULL, r->rank, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16);
   sluice_optimizer_config_t optimizer = com_config_of(rig->context);
   optimizer.device_bucket = trial.bucket;
   me->model->args.comm = rig->comm, me->model->args.sum_buckets = trial.chunk;
@@ -117,7 +117,7 @@ static float summed(const member_t* me, int64_t element) {
 
 /* Repeats the last step in host memory from the state before it and compares the results. */
 static const char* difference_from_host(const member_t* me) {
-  com_model_t* reference = com_model_fill(NULL, me->rank->rank, SLUICE_DTYPE_F32);
+  com_model_t* reference = com_model_fill(NULL, me->rank->rank, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32);
   const sluice_optimizer_config_t config = com_config_of(NULL);
   com_copy(reference, me->before);
   for (int i = 0; i < 2; ++i) reference->tensors[i].step = me->model->tensors[i].step;

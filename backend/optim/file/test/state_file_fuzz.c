@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "backend/base/hash.h"
-#include "backend/optim/file/load.h"
+#include "backend/optim/file/state_file.h"
 #include "third_party/fuzz/target.h"
 
 enum { COUNT = 300, PAGE = 4096, ROOMS_AT = 8192, ARRAYS = 2 * SLUICE_NUM_STATES };

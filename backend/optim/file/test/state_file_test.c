@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "backend/base/test/refused.h"
-#include "backend/optim/file/load.h"
+#include "backend/optim/file/state_file.h"
 
 enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288 };
 enum { FILE_BYTES = ROOMS_AT + 2 * SLUICE_NUM_STATES * ARRAY_BYTES };

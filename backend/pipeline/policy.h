@@ -7,13 +7,13 @@
  *     ready. This is message-driven scheduling [AxoNN, Algorithm 2]. A rule may follow an order as a hint.
  *   - by a plan: an order for each stage, which it follows even if something else is ready. A *blocking* plan orders
  *     the sends and receives too, and the stage waits in each of them, as hosts do today.
- * Policies are rows of a table (policy_table.c), selected once, when a program is built. They are immutable. */
+ * Policies are rows of a table (policy.c), selected once, when a program is built. They are immutable. */
 #pragma once
 
-#include "backend/pipeline/ops.h"
+#include "backend/pipeline/spec.h"
 
 enum {
-  SLUICE_POLICY_OPEN = -1,          /* not yet chosen: choose_policy.h sets one of the following */
+  SLUICE_POLICY_OPEN = -1,          /* not yet chosen: choose.h sets one of the following */
   SLUICE_POLICY_MESSAGE_DRIVEN = 0, /* Algorithm 2 as printed: inject L, run what arrives */
   SLUICE_POLICY_BACKWARD_FIRST,
   SLUICE_POLICY_1F1B_HINT,    /* 1F1B if its next op is ready, else any ready op */

@@ -6,7 +6,6 @@
 #include "backend/base/structs.h"
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose/choose.h"
-#include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/simulate/simulate.h"
 #include "capi/src/pipeline.h"
 #include "sluice/pipeline.h"

@@ -4,7 +4,6 @@
 
 #include "backend/base/state_set.h"
 #include "backend/pipeline/check/check.h"
-#include "backend/pipeline/check/conflicts.h"
 
 #define MAX_OPS   SLUICE_PIPELINE_CHECK_MAX_OPS
 #define MAX_RANKS SLUICE_PIPELINE_CHECK_MAX_RANKS

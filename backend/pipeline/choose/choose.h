@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chooses the number of micro-batches in flight on each stage, by simulation with measured times, under a byte budget.
+/* Chooses what a pipeline leaves open, by simulation with measured times: the number of micro-batches in flight on each
+ * stage under a byte budget, and the policy.
  *
  * AxoNN takes L = p. That suffices while messages are fast: a micro-batch comes back after p(f + b) + 2(p - 1)c, and L
  * of them keep a stage busy if that is at most L(f + b), so slow links need more and bytes allow less. */
@@ -25,3 +26,11 @@ typedef struct sluice_pipeline_choice_s {
 sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
                                        double tolerance, sluice_allocator_t* allocator,
                                        sluice_pipeline_choice_t* out_choice);
+
+/* Sets inout_spec->policy, which may be SLUICE_POLICY_OPEN on entry. times NULL: takes the first policy in order of
+ * preference that supports the spec, and leaves its limits alone. With times: takes the first whose batch takes at most
+ * (1 + tolerance) times the best; if all limits were open, they are set to those chosen for it. Rules come
+ * before orders, because they lose less when times vary. Thread-safe. Errors: INVALID_ARGUMENT (a spec or times out of
+ * range), OVER_BUDGET (no policy fits; the message is that of the first), NO_MEMORY. */
+sluice_status_t sluice_pipeline_choose_policy(sluice_pipeline_spec_t* inout_spec, const sluice_pipeline_times_t* times,
+                                              double tolerance, sluice_allocator_t* allocator);

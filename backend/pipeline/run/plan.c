@@ -7,7 +7,6 @@
 #include "backend/base/math.h"
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose/choose.h"
-#include "backend/pipeline/choose/choose_policy.h"
 
 /* The accepted loss of time, relative to the best, for fewer micro-batches in flight. */
 #define TOLERANCE 0.01

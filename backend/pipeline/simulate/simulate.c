@@ -5,8 +5,161 @@
 
 #include "backend/base/math.h"
 #include "backend/pipeline/runner.h"
-#include "backend/pipeline/simulate/cards.h"
-#include "backend/pipeline/simulate/event_queue.h"
+
+/* ---- events, in the order of their time; those of equal time in the order of insertion ---- */
+
+typedef struct event_s {
+  double time;
+  int64_t number;
+  int32_t op;
+} event_t;
+
+typedef struct event_queue_s {
+  event_t* heap; /* memory for all events, owned by the caller */
+  int32_t count;
+  int64_t added;
+} event_queue_t;
+
+static int event_before(const event_t* a, const event_t* b) {
+  return a->time < b->time || (a->time <= b->time && a->number < b->number);
+}
+
+static void event_swap(event_t* a, event_t* b) {
+  event_t kept = *a;
+  *a = *b;
+  *b = kept;
+}
+
+static void event_add(event_queue_t* queue, double time, int32_t op) {
+  int32_t at = queue->count++;
+  queue->heap[at] = (event_t){time, queue->added++, op};
+  for (; at > 0 && event_before(&queue->heap[at], &queue->heap[(at - 1) / 2]); at = (at - 1) / 2) {
+    event_swap(&queue->heap[at], &queue->heap[(at - 1) / 2]);
+  }
+}
+
+/* The queue must not be empty. */
+static event_t event_take(event_queue_t* queue) {
+  event_t first = queue->heap[0];
+  queue->heap[0] = queue->heap[--queue->count];
+  for (int32_t at = 0, least = 0;; at = least) {
+    for (int32_t child = 2 * at + 1; child <= 2 * at + 2 && child < queue->count; ++child) {
+      if (event_before(&queue->heap[child], &queue->heap[least])) least = child;
+    }
+    if (least == at) return first;
+    event_swap(&queue->heap[at], &queue->heap[least]);
+  }
+}
+
+/* ---- network cards ---- */
+
+/* Messages that share network cards: each stage has one card, and its outgoing messages share one direction, its
+ * incoming ones the other. Rates are max-min fair, and change whenever a message begins or ends. */
+typedef struct card_flow_s {
+  int32_t op;
+  int32_t from, to; /* stages */
+  double left_s;    /* at full rate */
+  double rate;      /* share of a card, in (0, 1] */
+  int32_t is_fixed; /* its rate, while rates are distributed */
+} card_flow_t;
+
+typedef struct cards_s {
+  card_flow_t* flows; /* memory for all flows in flight, owned by the caller */
+  int32_t count;
+  double now_s; /* time for which left_s is valid */
+} cards_t;
+
+/* One direction of a card, while rates are distributed. */
+typedef struct side_s {
+  double room;      /* unassigned capacity */
+  int32_t num_open; /* number of flows whose rate is not fixed */
+} side_t;
+
+typedef struct sides_s {
+  side_t out[SLUICE_PIPELINE_MAX_STAGES], in[SLUICE_PIPELINE_MAX_STAGES];
+} sides_t;
+
+static double share_of(const side_t* side) { return side->num_open > 0 ? side->room / side->num_open : INFINITY; }
+
+/* Returns the least capacity per open flow of any side: that of the side that fills up first. */
+static double least_share(const cards_t* cards, const sides_t* sides) {
+  double least = INFINITY;
+  for (int32_t i = 0; i < cards->count; ++i) {
+    const card_flow_t* flow = &cards->flows[i];
+    if (flow->is_fixed) continue;
+    least = fmin(least, fmin(share_of(&sides->out[flow->from]), share_of(&sides->in[flow->to])));
+  }
+  return least;
+}
+
+static void fix(card_flow_t* flow, sides_t* sides, double rate) {
+  side_t* both[] = {&sides->out[flow->from], &sides->in[flow->to]};
+  flow->rate = rate;
+  flow->is_fixed = 1;
+  for (int32_t i = 0; i < 2; ++i) {
+    both[i]->room = fmax(0, both[i]->room - rate);
+    --both[i]->num_open;
+  }
+}
+
+/* Progressive filling: the flows of the side that fills up first get its share, then the rest is distributed. */
+static void share_out(cards_t* cards) {
+  sides_t sides;
+  for (int32_t s = 0; s < SLUICE_PIPELINE_MAX_STAGES; ++s) sides.out[s] = sides.in[s] = (side_t){.room = 1};
+  for (int32_t i = 0; i < cards->count; ++i) {
+    cards->flows[i].is_fixed = 0;
+    ++sides.out[cards->flows[i].from].num_open;
+    ++sides.in[cards->flows[i].to].num_open;
+  }
+  for (double least = least_share(cards, &sides); !isinf(least); least = least_share(cards, &sides)) {
+    for (int32_t i = 0; i < cards->count; ++i) {
+      card_flow_t* flow = &cards->flows[i];
+      if (flow->is_fixed) continue;
+      if (fmin(share_of(&sides.out[flow->from]), share_of(&sides.in[flow->to])) <= least) fix(flow, &sides, least);
+    }
+  }
+}
+
+static void advance(cards_t* cards, double now_s) {
+  for (int32_t i = 0; i < cards->count; ++i) {
+    card_flow_t* flow = &cards->flows[i];
+    flow->left_s = fmax(0, flow->left_s - (now_s - cards->now_s) * flow->rate);
+  }
+  cards->now_s = now_s;
+}
+
+/* A message begins at now_s, which never decreases. */
+static void cards_add(cards_t* cards, double now_s, int32_t op, int32_t from, int32_t to, double seconds) {
+  advance(cards, now_s);
+  cards->flows[cards->count++] = (card_flow_t){.op = op, .from = from, .to = to, .left_s = seconds};
+  share_out(cards);
+}
+
+static int32_t find_next(const cards_t* cards) {
+  int32_t next = -1;
+  for (int32_t i = 0; i < cards->count; ++i) {
+    const card_flow_t *flow = &cards->flows[i], *best = next >= 0 ? &cards->flows[next] : NULL;
+    if (best == NULL || flow->left_s * best->rate < best->left_s * flow->rate) next = i;
+  }
+  return next;
+}
+
+/* Returns the end of the next message; infinity if none is in flight. */
+static double cards_next_end(const cards_t* cards) {
+  const int32_t next = find_next(cards);
+  return next < 0 ? INFINITY : cards->now_s + cards->flows[next].left_s / cards->flows[next].rate;
+}
+
+/* Removes the message that ends next, at now_s, and returns its op. There must be one. */
+static int32_t cards_take(cards_t* cards, double now_s) {
+  const int32_t next = find_next(cards), op = cards->flows[next].op;
+  advance(cards, now_s);
+  cards->flows[next] = cards->flows[--cards->count];
+  share_out(cards);
+  return op;
+}
+
+/* ---- a batch ---- */
 
 #define NOBODY (-1)
 /* Times that differ only by rounding of sums count as the same moment. */
@@ -29,10 +182,10 @@ typedef struct simulation_s {
   sluice_pipeline_result_t* result;
   double now;
   double *begin, *end;
-  sluice_event_queue_t events;
+  event_queue_t events;
   message_t* messages; /* by op */
   link_t* links;       /* p · p */
-  sluice_cards_t cards;
+  cards_t cards;
   int32_t wrong_op; /* op with invalid seconds; NOBODY */
   uint64_t bytes[SLUICE_PIPELINE_MAX_STAGES];
   int32_t in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
@@ -157,9 +310,9 @@ static void start_if_free(simulation_t* s, link_t* link) {
   const double seconds = seconds_of(s, send);
   if (s->times->shares_cards) {
     const sluice_stage_op_t* op = &s->program->ops[send];
-    sluice_cards_add(&s->cards, s->now, send, op->stage, op->peer, seconds);
+    cards_add(&s->cards, s->now, send, op->stage, op->peer, seconds);
   } else {
-    sluice_event_add(&s->events, s->now + seconds, send);
+    event_add(&s->events, s->now + seconds, send);
   }
 }
 
@@ -223,7 +376,7 @@ static int move(simulation_t* s, int32_t stage) {
 static void reduce(simulation_t* s, int32_t op, int32_t stage) {
   s->begin[op] = fmax(s->now, s->reduced_s[stage]);
   s->reduced_s[stage] = s->begin[op] + seconds_of(s, op);
-  sluice_event_add(&s->events, s->reduced_s[stage], op);
+  event_add(&s->events, s->reduced_s[stage], op);
 }
 
 static int choose(simulation_t* s, int32_t stage) {
@@ -239,7 +392,7 @@ static int choose(simulation_t* s, int32_t stage) {
     post(s, op);
   } else {
     begin(s, op);
-    sluice_event_add(&s->events, s->now + seconds_of(s, op), op);
+    event_add(&s->events, s->now + seconds_of(s, op), op);
   }
   return 1;
 }
@@ -247,7 +400,7 @@ static int choose(simulation_t* s, int32_t stage) {
 /* Returns the time of the next end; infinity if there is none. */
 static double next_end(const simulation_t* s) {
   const double event_s = s->events.count > 0 ? s->events.heap[0].time : INFINITY;
-  return fmin(event_s, sluice_cards_next_end(&s->cards));
+  return fmin(event_s, cards_next_end(&s->cards));
 }
 
 static int is_now(const simulation_t* s, double time) { return time <= s->now + SAME_MOMENT * (1 + s->now); }
@@ -255,8 +408,8 @@ static int is_now(const simulation_t* s, double time) { return time <= s->now + 
 /* Everything that happens at the next moment, including messages that take no time, before stages choose. */
 static void end_moment(simulation_t* s) {
   for (;;) {
-    while (s->events.count > 0 && is_now(s, s->events.heap[0].time)) end_event(s, sluice_event_take(&s->events).op);
-    while (is_now(s, sluice_cards_next_end(&s->cards))) end_event(s, sluice_cards_take(&s->cards, s->now));
+    while (s->events.count > 0 && is_now(s, s->events.heap[0].time)) end_event(s, event_take(&s->events).op);
+    while (is_now(s, cards_next_end(&s->cards))) end_event(s, cards_take(&s->cards, s->now));
     int has_moved = 0;
     for (int32_t stage = 0; stage < s->program->spec.num_stages; ++stage) has_moved |= move(s, stage);
     if (!has_moved && !is_now(s, next_end(s))) return;
@@ -325,10 +478,10 @@ sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* progra
   *out_result = (sluice_pipeline_result_t){.makespan_s = 0};
   SLUICE_TRY(check_times(program, times));
   uint64_t ops = (uint64_t)program->num_ops, p = (uint64_t)program->spec.num_stages;
-  uint64_t fixed = sluice_align_up(sizeof(simulation_t)), event_bytes = ops * sizeof(sluice_pipeline_event_t);
+  uint64_t fixed = sluice_align_up(sizeof(simulation_t)), event_bytes = ops * sizeof(event_t);
   uint64_t time_bytes = 2 * ops * sizeof(double), link_bytes = sluice_align_up(p * p * sizeof(link_t));
   uint64_t message_bytes = sluice_align_up(ops * sizeof(message_t));
-  uint64_t flow_bytes = times->shares_cards ? p * p * sizeof(sluice_card_flow_t) : 0;
+  uint64_t flow_bytes = times->shares_cards ? p * p * sizeof(card_flow_t) : 0;
   uint64_t bytes = fixed + event_bytes + time_bytes + link_bytes + message_bytes + flow_bytes;
   char* memory = sluice_alloc_zeroed(allocator, bytes, "pipeline simulation");
   if (memory == NULL) return sluice_alloc_status();
@@ -336,13 +489,13 @@ sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* progra
   s->program = program;
   s->times = times;
   s->result = out_result;
-  s->events.heap = (sluice_pipeline_event_t*)(void*)(memory + fixed);
+  s->events.heap = (event_t*)(void*)(memory + fixed);
   double* own_times = (double*)(void*)(memory + fixed + event_bytes);
   s->begin = out_begin != NULL ? out_begin : own_times;
   s->end = out_end != NULL ? out_end : own_times + ops;
   s->links = (link_t*)(void*)(memory + fixed + event_bytes + time_bytes);
   s->messages = (message_t*)(void*)(memory + fixed + event_bytes + time_bytes + link_bytes);
-  s->cards.flows = (sluice_card_flow_t*)(void*)((char*)s->messages + message_bytes);
+  s->cards.flows = (card_flow_t*)(void*)((char*)s->messages + message_bytes);
   s->wrong_op = NOBODY;
   for (uint64_t i = 0; i < p * p; ++i) s->links[i].first = NOBODY;
   sluice_status_t status = run_all(s, allocator);

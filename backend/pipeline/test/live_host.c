@@ -40,7 +40,7 @@ static void update_layer(live_layer_t* layer) {
 
 /* Layers in execution order: those of the stages up to `upper`, L, the others. The loss is half of y squared. */
 void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live_layer_t own[LIVE_MOST_STAGES],
-                    live_layer_t moving[LIVE_MOST_RUN], float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]) {
+                    live_layer_t moving[LIVE_MOST_RUN]) {
   live_layer_t* chain[LIVE_MOST_STAGES + LIVE_MOST_RUN];
   int32_t count = 0;
   for (int32_t s = 0; s < p; ++s) {
@@ -56,7 +56,6 @@ void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live
     for (int32_t i = 0; i < M; ++i) {
       input_of(b, i, x[0]);
       for (int32_t l = 0; l < count; ++l) forward_layer(chain[l], x[l], x[l + 1]);
-      losses[b][i] = 0.5F * x[count][0] * x[count][0];
       memcpy(dy, x[count], sizeof dy);
       for (int32_t l = count; l-- > 0;) {
         backward_layer(chain[l], x[l], dy, chain[l]->grad, dx);
@@ -192,12 +191,9 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   memcpy(stash->own, x, sizeof x);
   forward_layer(&stage->own, stash->own, stash->y);
   if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) forward_moving(stage, stash, stash->y);
-  if (op->is_last) {
-    stage->losses[stage->batch][op->micro_batch] = 0.5F * stash->y[0] * stash->y[0];
-  } else {
-    give(stash->y, &stash->out, stash, out_result);
-    if (role_of(stage) == SLUICE_LAYER_MOVE_UPPER) out_result->word = sluice_layer_move_activation_word(stash->ran);
-  }
+  if (op->is_last) return SLUICE_OK;
+  give(stash->y, &stash->out, stash, out_result);
+  if (role_of(stage) == SLUICE_LAYER_MOVE_UPPER) out_result->word = sluice_layer_move_activation_word(stash->ran);
   return SLUICE_OK;
 }
 
@@ -271,15 +267,11 @@ void live_arrive(live_stage_t* stage) {
   stage->is_moving = 0;
   if (!live_is_at_the_cut(stage)) return;
   stage->has_moving = sluice_layer_move_receives(&stage->live);
-  stage->summed_early += stage->has_moving && stage->has_sum;
   if (!stage->has_moving) {
     forget_gradients(stage);
   } else if (!stage->has_sum) {
     fold(stage);
   }
-  if (role_of(stage) != SLUICE_LAYER_MOVE_UPPER) return;
-  stage->in_batch += stage->live.trigger >= 0;
-  stage->at_flush += stage->live.trigger < 0;
 }
 
 void live_forget_batch(live_stage_t* stage) {

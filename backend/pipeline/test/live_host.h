@@ -9,7 +9,7 @@
 #include "sluice/migration.h"
 #include "sluice/pipeline.h"
 
-enum { LIVE_MOST_STAGES = 4, LIVE_MOST_RUN = 3, LIVE_WIDTH = 1500, LIVE_MICRO_BATCHES = 8, LIVE_MOST_BATCHES = 12 };
+enum { LIVE_MOST_STAGES = 4, LIVE_MOST_RUN = 3, LIVE_WIDTH = 1500, LIVE_MICRO_BATCHES = 8 };
 
 typedef struct live_layer_s {
   float weight[LIVE_WIDTH], moment[LIVE_WIDTH], grad[LIVE_WIDTH];
@@ -35,17 +35,14 @@ typedef struct live_stage_s {
   int is_held[LIVE_MICRO_BATCHES];
   float incoming[LIVE_MOST_RUN][LIVE_WIDTH]; /* the sums of the stage that L leaves */
   int has_sum;                               /* the sums have arrived, or are in flight */
-  int32_t summed_early;                      /* how often the sums arrived before the commit */
-  float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
   live_stash_t stash[LIVE_MICRO_BATCHES];
-  int32_t in_batch, at_flush; /* how often L moved in a batch or at a flush, on the upper stage */
-  void (*at_callback)(void);  /* or NULL */
-  sluice_status_t early;      /* what sluice_migration_read_early returned, if not OK */
+  void (*at_callback)(void); /* or NULL */
+  sluice_status_t early;     /* what sluice_migration_read_early returned, if not OK */
 } live_stage_t;
 
-/* Losses by batch and micro-batch; layers after `batches` updates. */
+/* Layers after `batches` updates. */
 void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live_layer_t own[LIVE_MOST_STAGES],
-                    live_layer_t moving[LIVE_MOST_RUN], float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]);
+                    live_layer_t moving[LIVE_MOST_RUN]);
 
 /* Initialises stage s. The layers that move, a run of `run` layers called L, begin on stage `upper`. stage->migration
  * is borrowed and set before L moves. */

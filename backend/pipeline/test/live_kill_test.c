@@ -151,8 +151,7 @@ static void tell(told_t* told, sluice_status_t status, int32_t place, const live
 
 static int is_whole(const live_stage_t* stage, int32_t updates) {
   static live_layer_t own[LIVE_MOST_STAGES], moving[LIVE_MOST_RUN];
-  static float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
-  live_reference(present.world, present.upper, present.run, updates, own, moving, losses);
+  live_reference(present.world, present.upper, present.run, updates, own, moving);
   if (memcmp(&stage->own, &own[stage->stage], sizeof *own) != 0) return 0;
   return !stage->has_moving || memcmp(stage->moving, moving, (size_t)present.run * sizeof *moving) == 0;
 }

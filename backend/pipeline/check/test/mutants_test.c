@@ -3,7 +3,6 @@
  * plan, a follower that ignores its leader, a slot or op in another place. An independent ordering decides whether a
  * removed need matters: if so the checker must find it, otherwise it must find nothing. */
 #include "backend/pipeline/check/check.h"
-#include "backend/pipeline/check/conflicts.h"
 #include "backend/pipeline/test/pipelines.h"
 
 static sluice_pipeline_finding_t explore(const sluice_pipeline_program_t* program, int32_t replicas,

@@ -39,7 +39,7 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_COPY_IN,     /* backward: a host buffer -> T_DI or T_M */
   SLUICE_OP_REDISPATCH,  /* backward: gather the forward's rows again, exchange; then UNPACK */
   SLUICE_OP_RECOMPUTE,   /* backward: T_DI -> T_M again, biases included */
-  /* With two levels, the ops above work between nodes and these within a node (template/shared_ops.h). */
+  /* With two levels, the ops above work between nodes and these within a node (template/directions.h). */
   SLUICE_OP_NODE_DISPATCH,      /* rows from other nodes, and own ones, to the ranks of this node */
   SLUICE_OP_NODE_COMBINE,       /* sum T_DO by token, exchange with the ranks of this node */
   SLUICE_OP_NODE_DISPATCH_GRAD, /* as NODE_DISPATCH, for output gradients */
@@ -177,3 +177,9 @@ const char* sluice_tensor_kind_name(int32_t tensor);
 /* Returns whether the op exchanges with other ranks (it runs even after computation has failed, so that ranks stay in
  * step). */
 int sluice_op_is_exchange(int32_t kind);
+
+/* ---- json.c ---- */
+
+/* Writes a template as JSON, with names instead of numbers: at most `room` bytes, terminated by a zero. Returns the
+ * length without it, as snprintf. */
+uint64_t sluice_schedule_write_json(const sluice_template_t* schedule, char* text, uint64_t room);

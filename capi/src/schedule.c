@@ -10,7 +10,7 @@
 #include "backend/cost/predict.h"
 #include "backend/model/restore.h"
 #include "backend/schedule/check/check.h"
-#include "backend/schedule/json/json.h"
+#include "backend/schedule/schedule.h"
 #include "backend/schedule/template/template.h"
 
 struct sluice_schedule_s {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "backend/schedule/check/op_rules.h"
+#include "backend/schedule/check/finding.h"
 #include "backend/schedule/check/releases.h"
 
 #define NOBODY    (-1)

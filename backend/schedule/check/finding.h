@@ -2,6 +2,7 @@
 /* The possible findings of the proofs of a template: a hazard, and its place. */
 #pragma once
 
+#include "backend/schedule/op_table.h"
 #include "backend/schedule/schedule.h"
 
 typedef enum sluice_hazard_e {
@@ -37,3 +38,17 @@ typedef struct sluice_finding_s {
 /* Describes the finding: the hazard, the ops, slot and chunk, and the missing edge. Returns the length, as snprintf. */
 int sluice_finding_describe(const sluice_template_t* schedule, const sluice_finding_t* finding, char* text,
                             uint64_t text_bytes);
+
+/* ---- declared accesses ---- */
+
+typedef struct sluice_op_rule_s {
+  int32_t lane; /* with one rank the communication lane's ops run on the compute lane */
+  int16_t reads[SLUICE_OP_TABLE_ACCESSES];
+  int16_t num_reads;
+  int16_t writes[SLUICE_OP_TABLE_ACCESSES];
+  int16_t num_writes;
+} sluice_op_rule_t;
+
+/* Returns the rule of a kind in a template of this spec: for one rank or several, deduplicated or not. COPY_OUT and
+ * COPY_IN have no tensors here: theirs follow from the policy of their chunk. */
+sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec);

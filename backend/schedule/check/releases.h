@@ -7,7 +7,28 @@
 #pragma once
 
 #include "backend/schedule/check/finding.h"
-#include "backend/schedule/check/order.h"
+#include "backend/schedule/schedule.h"
+
+/* ---- the order of ops ---- */
+
+/* For each lane, the last op that is known to have ended before an op starts; -1: none. */
+typedef int32_t sluice_before_t[SLUICE_NUM_LANES];
+
+/* Computes before[index] from those of earlier ops. last_of_lane: of the ops so far, all -1 for the first op; updated.
+ * Returns 0 if a dependency, *out_dep, is not an earlier op, else 1. */
+int sluice_order_op(const sluice_template_t* schedule, int32_t index, sluice_before_t* before, int32_t* last_of_lane,
+                    int32_t* out_dep);
+/* Computes the same for all ops of a template whose dependencies are in order. */
+void sluice_order_all(const sluice_template_t* schedule, sluice_before_t* before);
+
+/* Returns whether `earlier` has ended when `later` starts. Both exchanges of a group have ended when the second has: an
+ * op that waits only for the first may find its rows in flight. */
+static inline int sluice_is_before(const sluice_template_t* schedule, const sluice_before_t* before, int32_t earlier,
+                                   int32_t later) {
+  return sluice_op_end(schedule->ops, earlier) <= before[later][schedule->ops[earlier].lane];
+}
+
+/* ---- releases ---- */
 
 /* A use of a slot begins with a write that ignores its contents, and ends when every op that releases it has ended: its
  * last ops, which are several if they are on lanes that do not wait for each other. Slots whose rows the pass was

@@ -1,27 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Builds the templates of a layer's passes. Homes of chunks are assigned first, then ops are added in program order,
- * which determines what may overlap:
- *
- *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation
- *                                 never waits for rows [ours];
- *   with slots reused:            S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig. 4(b), 7];
- *   grouped:                      S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [ours];
- *   restored in backward:         with the gradients of the same chunk, T_DI first [MPipeMoE Table II];
- *   weight gradients deferred:    after the last input gradient, concurrent with the remaining R';
- *   chunks cut by experts:        returned rows stay in their receive buffers, one slot for each chunk, until
- *                                 one op sums them. */
 #include "backend/schedule/template/template.h"
 
 #include <stdint.h>
 #include <string.h>
 
 #include "backend/base/hash.h"
+#include "backend/schedule/check/check.h"
 #include "backend/schedule/check/releases.h"
-#include "backend/schedule/template/chunk_places.h"
-#include "backend/schedule/template/template_backward.h"
-#include "backend/schedule/template/template_forward.h"
-#include "backend/schedule/template/tighten.h"
+#include "backend/schedule/template/directions.h"
 #include "sluice/moe.h"
+
+/* ---- rings of mixed policies ---- */
+
+/* If policies differ between chunks, two chunks that share a ring may be far from each other, or be ordered by the ops
+ * between them; then one slot suffices for both without an additional wait. The hazard checker decides. */
+
+static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (refs[i].tensor == tensor && refs[i].slot == 1) refs[i].slot = 0;
+  }
+}
+
+static void make_one(sluice_template_t* t, int32_t tensor) {
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    move_refs(t->ops[i].reads, t->ops[i].num_reads, tensor);
+    move_refs(t->ops[i].writes, t->ops[i].num_writes, tensor);
+  }
+  move_refs(t->homes, SLUICE_T_COUNT * t->spec.num_chunks, tensor);
+  t->ring[tensor] = 1;
+}
+
+/* Copies the template: all its pointers point into it. */
+static sluice_template_t* copy_into(const sluice_template_t* t, void* memory) {
+  sluice_template_t* copy = memory;
+  memcpy(copy, t, t->bytes);
+  copy->ops = (sluice_op_t*)(copy + 1);
+  copy->deps = (int32_t*)(void*)((char*)copy + ((const char*)t->deps - (const char*)t));
+  copy->homes = (sluice_slot_ref_t*)(void*)((char*)copy + ((const char*)t->homes - (const char*)t));
+  return copy;
+}
+
+/* Gives `tensor` a ring of one slot instead of two if the template has no hazard then with its present dependencies;
+ * otherwise leaves it alone. Errors: NO_MEMORY. */
+static sluice_status_t tighten(sluice_template_t* schedule, int32_t tensor) {
+  if (schedule->ring[tensor] != 2) return SLUICE_OK;
+  sluice_allocator_t* memory = sluice_process_allocator();
+  void* scratch = sluice_alloc(memory, schedule->bytes, "schedule template");
+  if (scratch == NULL) return sluice_alloc_status();
+  sluice_template_t* trial = copy_into(schedule, scratch);
+  make_one(trial, tensor);
+  sluice_finding_t finding = {.hazard = SLUICE_HAZARD_NONE};
+  sluice_status_t status = sluice_template_mark_releases(trial);
+  if (status == SLUICE_OK) status = sluice_schedule_check(trial, memory, &finding);
+  sluice_free(memory, scratch, schedule->bytes);
+  if (status == SLUICE_OK && finding.hazard == SLUICE_HAZARD_NONE) make_one(schedule, tensor);
+  return status;
+}
+
+/* ---- templates ---- */
 
 /* The maximum, in a backward that restores both tensors. The builder rejects more. */
 #define OPS_PER_CHUNK      12
@@ -216,9 +252,9 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   memcpy(schedule->ring, builder.ring, sizeof schedule->ring);
   /* With uniform policies the rings are exact, except that a shared T_M may delay the copies of T_DI. */
   if (is_mixed(spec) || (sluice_shares_act(spec) && spec->single_rank)) {
-    SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
+    SLUICE_TRY(tighten(schedule, SLUICE_T_DI));
     /* If T_M is shared, its second slot contains activated rows, so both are needed. */
-    if (!sluice_shares_act(spec)) SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
+    if (!sluice_shares_act(spec)) SLUICE_TRY(tighten(schedule, sluice_pre_activation_of(spec)));
   }
   SLUICE_TRY(sluice_template_mark_releases(schedule));
   seal(schedule);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/schedule/template/template_backward.h"
+#include "backend/schedule/template/directions.h"
 
 #include "backend/base/math.h"
-#include "backend/schedule/template/chunk_places.h"
-#include "backend/schedule/template/shared_ops.h"
 
 /* A weight gradient reads T_DI after its chunk's rows have been sent. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/schedule/template/template_forward.h"
+#include "backend/schedule/template/directions.h"
 
 #include "backend/base/math.h"
-#include "backend/schedule/template/chunk_places.h"
-#include "backend/schedule/template/shared_ops.h"
 
 /* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks later, the combine in between has
  * waited for the earlier chunk's GEMMs, but not for its copy. */

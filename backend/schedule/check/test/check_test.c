@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The hazard checker proves every template of the builder, and reports the fault of a changed template. */
 
-#include "backend/schedule/check/order.h"
+#include "backend/schedule/check/releases.h"
 #include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
 #include "third_party/bazel/test.h"

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "backend/schedule/check/op_rules.h"
+#include "backend/schedule/check/finding.h"
 #include "backend/schedule/check/releases.h"
 #include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/schedule/json/json.h"
-
+/* Templates as JSON for people. */
 #include <inttypes.h>
 
 #include "backend/base/text.h"
+#include "backend/schedule/schedule.h"
 
 static void add_refs(sluice_text_t* text, const char* name, const sluice_slot_ref_t* refs, int32_t count) {
   sluice_text_add(text, ", \"%s\": [", name);

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Homes of chunks, for the rules that both directions share: slots in a ring, and homes of kept and restored tensors.
- * Private to backend/schedule/template. */
+/* The template of each direction, homes of chunks first, then ops in program order; and what both share. Private to
+ * backend/schedule/template. */
 #pragma once
 
 #include "backend/schedule/template/builder.h"
+
+void sluice_place_forward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+void sluice_build_forward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+void sluice_place_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+void sluice_build_backward(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+
+/* ---- homes of chunks: slots in a ring, and homes of kept and restored tensors ---- */
 
 /* Slots that are passed between lanes are double-buffered; those that one lane fills and empties need only one. T_DO is
  * passed between lanes and has two slots even under a plan, although the papers count one: with one slot, the second
@@ -41,3 +48,32 @@ void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t
 /* Call after sluice_builder_init_homes. Sent and received rows have two slots if exchanges are grouped: a returning
  * chunk is in a group with the chunk that is RING_BETWEEN_LANES later. */
 void sluice_place_groups(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+
+/* ---- ops that both directions add ---- */
+
+/* kind: COPY_OUT moves `tensor` of the chunk to the buffer `host`, COPY_IN back. */
+void sluice_add_copy(sluice_builder_t* builder, int32_t kind, int32_t tensor, int32_t host, int32_t chunk);
+void sluice_add_host_expert(sluice_builder_t* builder, int32_t chunk);
+/* Adds the write of T_LOW, to which an op with low-rank terms writes the products with the first factor. Call after its
+ * other writes. */
+void sluice_op_write_low(sluice_builder_t* builder, const sluice_template_spec_t* spec, sluice_op_t* op);
+
+/* The ops that an exchange in two levels adds. Between nodes a chunk's rows are sent once to each node, from a rank to
+ * the one with the same local index there; within a node they are forwarded to the ranks with their experts. Sums
+ * return the same way.
+ *
+ *   dispatch: tokens -> T_NODE    node_dispatch: T_NODE and own tokens -> T_RECV
+ *   node_combine: T_DO -> T_NODE  combine: T_NODE -> T_RECV
+ *
+ * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2. */
+
+/* Returns the tensor that receives the rows of a dispatch. */
+static inline int32_t sluice_arrives_in(const sluice_template_spec_t* spec) {
+  return sluice_has_two_levels(spec) ? SLUICE_T_NODE : SLUICE_T_RECV;
+}
+
+/* kind: NODE_DISPATCH or NODE_DISPATCH_GRAD, after a dispatch; adds nothing with one level. */
+void sluice_add_node_dispatch(sluice_builder_t* builder, const sluice_template_spec_t* spec, int32_t kind,
+                              int32_t chunk);
+/* kind: NODE_COMBINE or NODE_COMBINE_GRAD, before a combine with two levels. */
+void sluice_add_node_combine(sluice_builder_t* builder, int32_t kind, int32_t chunk);

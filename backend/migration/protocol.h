@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The protocol that moves state to another rank while training runs, as data: what a rank does on each event. The
- * executor (run) and the checker (check.h) read the same table.
+ * executor (run) and a checker (test/check_test.c) read the same table.
  *
  * One move, of any number of experts, goes from an epoch to the next:
  *   announce  all ranks open a connection for the move, and say what they send and expect

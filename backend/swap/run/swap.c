@@ -1,15 +1,145 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Copies pieces of memory to a tier and back, on a thread. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/base/alloc.h"
 #include "backend/base/clock.h"
+#include "backend/base/file_io.h"
 #include "backend/base/math.h"
+#include "backend/memory/pool.h"
 #include "backend/swap/order.h"
 #include "backend/swap/run/run.h"
-#include "backend/swap/run/tier.h"
+
+/* ---- tiers: blocks of host memory, or a file that was unlinked ---- */
+
+/* A place of a tier. */
+typedef struct place_s {
+  void* memory; /* in host memory */
+  uint64_t at;  /* in a file */
+  uint64_t bytes;
+} place_t;
+
+typedef struct tier_s {
+  sluice_allocator_t* allocator;
+  sluice_pool_t pool; /* of host memory */
+  int32_t is_file;
+  char path[PATH_MAX];
+  sluice_descriptor_t descriptor;
+  uint64_t budget, used;
+  place_t* taken; /* of a file, by `at` */
+  int32_t count, capacity;
+} tier_t;
+
+enum { PAGE = 4096 };
+
+static uint64_t whole_pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+static sluice_status_t open_file(tier_t* tier, const char* path) {
+  if (snprintf(tier->path, sizeof tier->path, "%s", path) >= (int)sizeof tier->path)
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_swap_config_t: path has over %d bytes", PATH_MAX - 1);
+  /* O_EXCL and O_NOFOLLOW: no other process may have the file open, and a symbolic link is refused. */
+  if (sluice_descriptor_open(&tier->descriptor, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW) < 0) {
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: creating the file: %s", path, strerror(errno));
+  }
+  if (unlink(path) == 0) return SLUICE_OK;
+  const int error = errno;
+  sluice_descriptor_close(&tier->descriptor);
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: unlinking the file: %s", path, strerror(error));
+}
+
+/* path: NULL: host memory. Errors: EXTERNAL, NO_MEMORY. The tier stays at its address until close. */
+static sluice_status_t tier_open(tier_t* tier, const char* path, uint64_t budget, sluice_allocator_t* allocator) {
+  *tier = (tier_t){.allocator = allocator, .budget = budget, .is_file = path != NULL};
+  tier->descriptor.fd = -1;
+  if (path != NULL) SLUICE_TRY(open_file(tier, path));
+  sluice_pool_init(&tier->pool, allocator, 0);
+  return SLUICE_OK;
+}
+
+static void tier_close(tier_t* tier) {
+  sluice_pool_deinit(&tier->pool);
+  sluice_descriptor_close(&tier->descriptor);
+  sluice_free(tier->allocator, tier->taken, (uint64_t)tier->capacity * sizeof *tier->taken);
+}
+
+static sluice_status_t make_room(tier_t* tier) {
+  if (tier->count < tier->capacity) return SLUICE_OK;
+  const int32_t capacity = 2 * tier->capacity + 16;
+  place_t* taken = sluice_alloc(tier->allocator, (uint64_t)capacity * sizeof *taken, "swap: places in the file");
+  if (taken == NULL) return sluice_alloc_status();
+  if (tier->count > 0) memcpy(taken, tier->taken, (size_t)tier->count * sizeof *taken);
+  sluice_free(tier->allocator, tier->taken, (uint64_t)tier->capacity * sizeof *taken);
+  tier->taken = taken, tier->capacity = capacity;
+  return SLUICE_OK;
+}
+
+/* Takes the first gap that is large enough, so that the file stays small. */
+static sluice_status_t take_of_file(tier_t* tier, place_t* place) {
+  SLUICE_TRY(make_room(tier));
+  int32_t index = 0;
+  for (; index < tier->count; ++index) {
+    const place_t* next = tier->taken + index;
+    if (next->at - place->at >= place->bytes) break;
+    place->at = next->at + whole_pages(next->bytes);
+  }
+  memmove(tier->taken + index + 1, tier->taken + index, (size_t)(tier->count - index) * sizeof *tier->taken);
+  tier->taken[index] = *place;
+  ++tier->count;
+  return SLUICE_OK;
+}
+
+/* Errors: OVER_BUDGET, NO_MEMORY. */
+static sluice_status_t tier_take(tier_t* tier, uint64_t bytes, place_t* out_place) {
+  if (bytes > tier->budget - tier->used) {
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "swap: %llu bytes would be copied out in addition to %llu, more than the budget of %llu: give a "
+                       "larger budget, or swap fewer layers",
+                       (unsigned long long)bytes, (unsigned long long)tier->used, (unsigned long long)tier->budget);
+  }
+  place_t place = {.bytes = bytes};
+  uint64_t counted = 0;
+  SLUICE_TRY(tier->is_file ? take_of_file(tier, &place)
+                           : sluice_pool_take(&tier->pool, bytes, "swap: host memory", &place.memory, &counted));
+  tier->used += bytes;
+  *out_place = place;
+  return SLUICE_OK;
+}
+
+static void tier_give(tier_t* tier, const place_t* place) {
+  tier->used -= place->bytes;
+  if (!tier->is_file) {
+    (void)sluice_pool_give(&tier->pool, place->memory);
+    return;
+  }
+  int32_t index = 0;
+  while (tier->taken[index].at != place->at) ++index;
+  --tier->count;
+  memmove(tier->taken + index, tier->taken + index + 1, (size_t)(tier->count - index) * sizeof *tier->taken);
+}
+
+/* Write and read a part of a piece, from byte `from` on. Any thread. Errors: EXTERNAL. */
+static sluice_status_t tier_write(const tier_t* tier, const place_t* place, uint64_t from, const void* data,
+                                  uint64_t bytes) {
+  if (tier->is_file)
+    return sluice_file_write_at(tier->descriptor.fd, "swap", tier->path, place->at + from, data, bytes);
+  memcpy((char*)place->memory + from, data, bytes);
+  return SLUICE_OK;
+}
+
+static sluice_status_t tier_read(const tier_t* tier, const place_t* place, uint64_t from, void* to, uint64_t bytes) {
+  if (tier->is_file) return sluice_file_read_at(tier->descriptor.fd, "swap", tier->path, place->at + from, to, bytes);
+  memcpy(to, (const char*)place->memory + from, bytes);
+  return SLUICE_OK;
+}
+
+/* ---- pieces ---- */
 
 /* Copies are made in parts of this size, so that a dropped copy ends soon. */
 #define PART (UINT64_C(1) << 20)
@@ -21,7 +151,7 @@ typedef struct piece_s {
   state_t state;
   const void* data; /* source of the copy out */
   void* to;         /* destination of the copy back */
-  sluice_tier_place_t place;
+  place_t place;
   int32_t is_dropped;
   struct piece_s* next;     /* in the list of all pieces */
   struct piece_s* next_job; /* in the queue of copies */
@@ -29,7 +159,7 @@ typedef struct piece_s {
 
 struct sluice_swap_s {
   sluice_swap_order_t order;
-  sluice_tier_t tier;
+  tier_t tier;
   double bytes_per_second;
   pid_t pid;
   pthread_t thread;
@@ -65,9 +195,8 @@ static sluice_status_t copy(sluice_swap_t* s, const piece_t* piece) {
   for (uint64_t from = 0; from < piece->place.bytes && status == SLUICE_OK && !piece->is_dropped; from += PART) {
     const uint64_t begun = sluice_now_ns(), bytes = sluice_min(PART, piece->place.bytes - from);
     pthread_mutex_unlock(&s->mutex);
-    status = piece->state == LEAVES
-                 ? sluice_tier_write(&s->tier, &piece->place, from, (const char*)piece->data + from, bytes)
-                 : sluice_tier_read(&s->tier, &piece->place, from, (char*)piece->to + from, bytes);
+    status = piece->state == LEAVES ? tier_write(&s->tier, &piece->place, from, (const char*)piece->data + from, bytes)
+                                    : tier_read(&s->tier, &piece->place, from, (char*)piece->to + from, bytes);
     pthread_mutex_lock(&s->mutex);
     if (status == SLUICE_OK) hold_rate(s, piece, begun, bytes);
     s->stats.copy_ns += sluice_now_ns() - begun;
@@ -158,7 +287,7 @@ static void forget(sluice_swap_t* s, piece_t* piece) {
   while (*link != piece) link = &(*link)->next;
   *link = piece->next;
   s->stats.held_bytes -= piece->place.bytes;
-  sluice_tier_give(&s->tier, &piece->place);
+  tier_give(&s->tier, &piece->place);
   sluice_free(sluice_process_allocator(), piece, sizeof *piece);
 }
 
@@ -204,7 +333,7 @@ sluice_status_t sluice_swapper_put(sluice_swap_t* s, const void* data, uint64_t 
   if (has_failed(s)) return sluice_error_adopt(&s->failure);
   piece_t* piece = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *piece, "swap: a piece");
   if (piece == NULL) return sluice_alloc_status();
-  const sluice_status_t status = sluice_tier_take(&s->tier, bytes, &piece->place);
+  const sluice_status_t status = tier_take(&s->tier, bytes, &piece->place);
   if (status != SLUICE_OK) {
     sluice_free(sluice_process_allocator(), piece, sizeof *piece);
     return status;
@@ -289,7 +418,7 @@ static sluice_status_t start_worker(sluice_swap_t* s) {
 }
 
 static void free_all(sluice_swap_t* s) {
-  sluice_tier_close(&s->tier);
+  tier_close(&s->tier);
   sluice_swap_order_deinit(&s->order);
   pthread_cond_destroy(&s->has_work);
   pthread_cond_destroy(&s->has_ended);
@@ -303,7 +432,7 @@ sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_s
   if (s == NULL) return sluice_alloc_status();
   s->bytes_per_second = config->bytes_per_second;
   s->pid = getpid();
-  sluice_status_t status = sluice_tier_open(&s->tier, config->path, config->budget_bytes, allocator);
+  sluice_status_t status = tier_open(&s->tier, config->path, config->budget_bytes, allocator);
   if (status != SLUICE_OK) {
     sluice_free(allocator, s, sizeof *s);
     return status;

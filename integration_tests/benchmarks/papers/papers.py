@@ -5,48 +5,142 @@ Sluice's real schedules run in virtual time. The profiles (python_plugin/sluice/
 rates with assumed efficiencies, which are not fitted, except for one number in one line. The two papers describe the
 links of the A100 cluster differently (200 Gb/s a server, 1,600 Gb/s a server), so both readings are simulated.
 
-papers_cluster.py has the code that all lines share. papers_choices.py has the lines on selectors of n and S,
-papers_parts.py the lines on parts (bytes by kind, interference, exchanges by n), papers_myelin.py those of Myelin
-(AxoNN).
+papers_cluster.py has the clusters, their prices and the selectors of the pair (n, S); papers_myelin.py has the lines of
+Myelin (AxoNN).
 """
 
 import copy
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
-from sluice._library import load
+from sluice._library import load as library
 from sluice.planning import machines
+from sluice.planning.interference import alphas
+from sluice.planning.interference import lines as interference_lines
 from sluice.planning.planner import Choice, Planner, Workload
 from sluice.restore import SETS
 
 from integration_tests.benchmarks.measuring.bench import Bench, Option
-from integration_tests.benchmarks.papers import papers_choices, papers_myelin, papers_parts
+from integration_tests.benchmarks.papers import papers_myelin
 from integration_tests.benchmarks.papers.papers_cluster import (
     A100,
     BATCHES,
+    GPUS,
     MODELS,
+    SCOPE,
+    SELECTORS,
     STRATEGIES,
     Cluster,
     Prices,
     Row,
+    Seconds,
     best,
     best_reuse,
+    by,
     each,
+    loads,
+    mpipemoe,
+    pb,
+    pm,
     seconds,
     work,
 )
 
+FIG_2 = (256, 1024, 4096, 16384)  # some of the numbers of tokens in the figure
 
-def speedups(cluster: Cluster, baseline: Callable[[Cluster, Workload], float], chosen: Any = best) -> str:
-    """Speed-ups of PipeMoE (everything kept, best n) over models and batches: mean, minimum and maximum. With
-    chosen = best_reuse for MPMoE: n and one of S1 to S4, chosen together."""
-    loads = [work(model, batch) for model in MODELS for batch in BATCHES]
-    ratios = [baseline(cluster, load) / chosen(cluster.planner, load)[0] for load in loads]
-    return f"{statistics.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+# ---- sides: seconds of a workload on a cluster ----
+
+
+def fixed(n: int) -> Seconds:
+    """Everything kept in n chunks. n 1: unsplit (FastMoE, PipeMoE(n=1))."""
+    return lambda cluster, one: seconds(cluster.planner, one, n)
+
+
+def unsplit_slow(cluster: Cluster, one: Workload) -> float:
+    return seconds(cluster.no_tensor_cores, one, 1)
+
+
+def destination(cluster: Cluster, one: Workload) -> float:
+    return seconds(cluster.by_destination, one, cluster.servers)
+
+
+def destination_slow(cluster: Cluster, one: Workload) -> float:
+    return seconds(cluster.by_destination_no_tensor_cores, one, cluster.servers)
+
+
+def pipemoe(cluster: Cluster, one: Workload) -> float:
+    """Everything kept, the best n."""
+    return best(cluster.planner, one)[0]
+
+
+def adaptive(cluster: Cluster, one: Workload) -> float:
+    """MPMoE: n and one of S1 to S4, chosen together."""
+    return best_reuse(cluster.planner, one)[0]
+
+
+def sequential(n: int) -> Seconds:
+    """Computation and communication of n chunks in sequence."""
+
+    def total(cluster: Cluster, one: Workload) -> float:
+        found = cluster.sequential.predict(one, Choice(n, "keep", "keep", "per_chunk"))
+        return found.busy("compute") + found.busy("comm")
+
+    return total
+
+
+# ---- times over models and batches ----
+
+
+def ratios(cluster: Cluster, top: Seconds, bottom: Seconds) -> list[float]:
+    return [top(cluster, load) / bottom(cluster, load) for load in loads(64)]
+
+
+def span(values: list[float]) -> str:
+    return f"{statistics.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def over(top: Seconds, bottom: Seconds) -> Callable[[Cluster], str]:
+    """Mean, minimum and maximum of the ratio of times."""
+    return lambda cluster: span(ratios(cluster, top, bottom))
+
+
+def both_over(baseline: Seconds) -> Callable[[Cluster], str]:
+    return lambda c: f"pb {over(baseline, by(pb))(c)}, pm {over(baseline, by(pm))(c)}"
+
+
+def most(baseline: Seconds) -> Callable[[Cluster], str]:
+    """The time of the baseline over that of the best pair with reuse: mean and maximum."""
+
+    def told(cluster: Cluster) -> str:
+        found = ratios(cluster, baseline, adaptive)
+        return f"{statistics.mean(found):.2f} (to {max(found):.2f})"
+
+    return told
+
+
+def scaling(cluster: Cluster, chosen: Seconds) -> float:
+    """Throughput of all servers over that of one server, with a fixed number of tokens per GPU."""
+    pairs = ((work(model, batch, 8), work(model, batch, 64)) for model in MODELS for batch in BATCHES)
+    return statistics.mean(cluster.servers * chosen(cluster, one) / chosen(cluster, all_) for one, all_ in pairs)
+
+
+def scaled(chosen: Seconds) -> Callable[[Cluster], str]:
+    return lambda c: f"{scaling(c, chosen):.2f} x ({100 * scaling(c, chosen) / 8:.0f} %)"
+
+
+def regret(cluster: Cluster, name: str) -> str:
+    """Time of the chosen pair over the scope's best pair, minus 1: mean, 90th percentile and maximum, in percent."""
+    gpus = [ranks for ranks in GPUS if ranks <= cluster.data["world_size"]] or [cluster.data["world_size"]]
+    found = sorted(by(SELECTORS[name])(cluster, load) / by(pb)(cluster, load) - 1 for load in loads(*gpus))
+    p90 = found[min(len(found) - 1, int(0.9 * len(found)))]
+    return f"{100 * statistics.mean(found):.1f} % ({100 * p90:.1f}; {100 * found[-1]:.1f})"
+
+
+# ---- single workloads ----
 
 
 def best_chunks(cluster: Cluster) -> str:
@@ -66,16 +160,116 @@ def small_batch(cluster: Cluster) -> str:
     return f"{seconds(cluster.planner, one, 1) / pipelined:.2f} x of n = 1"
 
 
-def memory(n: int) -> str:
-    """Eq. 6 as printed, averaged over models and batches."""
-    library = load()
-    out = library.ffi.new("sluice_paper_footprint_t *")
-    shares = []
-    for M, H in MODELS.values():
-        for batch in BATCHES:
-            library.lib.sluice_paper_footprint(batch, M, H, 64, n, out)
-            shares.append(out.saved_share)
-    return f"-{100 * statistics.mean(shares):.0f} % (to -{100 * max(shares):.0f} %)"
+def strategies(planner: Prices) -> str:
+    """S1 to S4 in order of time for GPT-XL at 16k, for each number of GPUs."""
+    found = []
+    for ranks in GPUS:
+        one = work("GPT-XL", 16384, ranks)
+        order = sorted((best(planner, one, policy)[0], policy) for policy in STRATEGIES)
+        found.append(f"{ranks}: " + " ".join(f"{policy} {1e3 * time:.1f}" for time, policy in order))
+    return "; ".join(found) + " ms"
+
+
+def adaptive_bar(cluster: Cluster) -> str:
+    """GPT-XL at 16k by GPUs: the best pair with reuse, each selector's time over that pair's, and the cost of reuse."""
+    found = []
+    for ranks in GPUS:
+        load = work("GPT-XL", 16384, ranks)
+        least, n, policy = best_reuse(cluster.planner, load)
+        without = min(seconds(cluster.planner, load, n) for n in SCOPE)
+        picks = {"pm": pm, "MPipeMoE": mpipemoe}
+        words = [f"{name} {choose(cluster, load).policy}" for name, choose in picks.items()]
+        words += [f"{name} x{by(choose)(cluster, load) / least:.2f}" for name, choose in picks.items()]
+        found.append(f"{ranks}: {policy} n {n}, {', '.join(words)}, reuse x{least / without:.2f}")
+    return "; ".join(found)
+
+
+def best_by_batch(cluster: Cluster) -> str:
+    """The best strategy of GPT-XL by number of GPUs and B."""
+    return "; ".join(
+        f"{ranks}: " + " ".join(best_reuse(cluster.planner, work("GPT-XL", batch, ranks))[2] for batch in BATCHES)
+        for ranks in GPUS
+    )
+
+
+def interference(cluster: Cluster) -> str:
+    """The profile's alpha(y, x) and alpha(y, all), with the rule that each pair must satisfy."""
+    return "; ".join(interference_lines(alphas(cluster.data)))
+
+
+def exchanges(cluster: Cluster) -> str:
+    """GPT-XL at 16k: time of a forward's dispatches and combines by n, and in FasterMoE's pieces."""
+    load = work("GPT-XL", 16384, cluster.data["world_size"])
+
+    def comm(prices: Prices, n: int) -> str:
+        return f"{1e3 * prices.predict(load, Choice(n, 'keep', 'keep', 'per_chunk')).forward_busy['comm']:.1f}"
+
+    by_n = ", ".join(f"n {n}: {comm(cluster.sequential, n)}" for n in (1, 2, 4, 8))
+    return f"{by_n}; FasterMoE: {comm(cluster.sequential_by_destination, cluster.servers)} ms"
+
+
+# ---- Fig. 16 of MPMoE: two models at 16k on all GPUs of a cluster ----
+
+
+def _of_two(cluster: Cluster, told: Callable[[Workload], str], separator: str = ", ") -> str:
+    ranks = cluster.data["world_size"]
+    return separator.join(f"{model} {told(work(model, 16384, ranks))}" for model in ("BERT-L", "GPT-XL"))
+
+
+def of_ideal(cluster: Cluster) -> str:
+    """max(communication, computation) of a sequential n = 6 over the best of S1 to S4."""
+
+    def told(one: Workload) -> str:
+        six = cluster.sequential.predict(one, Choice(6, "keep", "keep", "per_chunk"))
+        return f"{100 * max(six.busy('compute'), six.busy('comm')) / adaptive(cluster, one):.0f} %"
+
+    return _of_two(cluster, told)
+
+
+def tensor_cores(cluster: Cluster) -> str:
+    """The reduction of computation, and of the unsplit step, by Tensor Cores."""
+
+    def told(one: Workload) -> str:
+        choice = Choice(1, "keep", "keep", "deferred")
+        fast, slow = (planner.predict(one, choice) for planner in (cluster.planner, cluster.no_tensor_cores))
+        parts = 1 - fast.busy("compute") / slow.busy("compute"), 1 - fast.seconds / slow.seconds
+        return f"-{100 * parts[0]:.0f} %, step -{100 * parts[1]:.0f} %"
+
+    return _of_two(cluster, told, "; ")
+
+
+def changed(top: Seconds, bottom: Seconds) -> Callable[[Cluster], str]:
+    """Time of one side over that of the other, minus 1."""
+    return lambda cluster: _of_two(
+        cluster, lambda one: f"{100 * (top(cluster, one) / bottom(cluster, one) - 1):+.0f} %"
+    )
+
+
+# ---- bytes ----
+
+
+def pipe(model: str, B: int) -> float:
+    """The paper's pipeline without reuse, 2 (2 B M + B H), in bytes."""
+    M, H = MODELS[model]
+    return 4 * B * 2 * (2.0 * M + H)
+
+
+def states(model: str) -> float:
+    """The paper's model states (eq. 1), in bytes."""
+    M, H = MODELS[model]
+    return 4 * (4 * (64 * M + 2 * H * M))
+
+
+def without_reuse(model: str, B: int) -> float:
+    """Bytes of a layer whose pipeline reuses nothing."""
+    M, H = MODELS[model]
+    return states(model) + 4 * (2 * (4 * B * M + B * H))
+
+
+def fastmoe(model: str, B: int) -> float:
+    """Bytes of FastMoE by eq. 1 to 3."""
+    M, H = MODELS[model]
+    return states(model) + 4 * (4 * B * M + B * H + B * M + B * H)
 
 
 def slots(model: str, B: int, n: int, policy: str) -> float:
@@ -89,10 +283,29 @@ def slots(model: str, B: int, n: int, policy: str) -> float:
     return found.bytes["slot"] / found.chunk_rows * B / n
 
 
-def without_reuse(model: str, B: int) -> float:
-    """The paper's pipeline without reuse, 2 (2 B M + B H), in bytes."""
-    M, H = MODELS[model]
-    return 4 * B * 2 * (2.0 * M + H)
+def _cells() -> Iterator[tuple[str, int]]:
+    return ((model, B) for model in MODELS for B in BATCHES)
+
+
+def _footprint(B: int, model: str, n: int) -> object:
+    """The paper's equations 1 to 6."""
+    out = library().ffi.new("sluice_paper_footprint_t *")
+    library().lib.sluice_paper_footprint(B, *MODELS[model], 64, n, out)
+    return out
+
+
+def _saved(shares: list[float]) -> str:
+    return f"-{100 * statistics.mean(shares):.0f} % (to -{100 * max(shares):.0f} %)"
+
+
+def memory(n: int) -> str:
+    """Eq. 6 as printed, averaged over models and batches."""
+    return _saved([_footprint(B, model, n).saved_share for model, B in _cells()])
+
+
+def footprint(n: int) -> str:
+    """Fig. 11's ratio with Sluice's slots as the shared buffers, averaged over models and batches."""
+    return _saved([(pipe(model, B) - slots(model, B, n, "S4")) / without_reuse(model, B) for model, B in _cells()])
 
 
 def of_bound(n: int) -> str:
@@ -100,125 +313,71 @@ def of_bound(n: int) -> str:
     found = []
     for policy in STRATEGIES:
         shares = []
-        for model, (M, H) in MODELS.items():
-            for B in BATCHES:
-                delta = 4 * B * (2 * M * (n - 2) / n + H * (n - 1) / n)
-                shares.append((without_reuse(model, B) - slots(model, B, n, policy)) / (2 * delta))
+        for model, B in _cells():
+            M, H = MODELS[model]
+            delta = 4 * B * (2 * M * (n - 2) / n + H * (n - 1) / n)
+            shares.append((pipe(model, B) - slots(model, B, n, policy)) / (2 * delta))
         found.append(f"{policy} {100 * min(shares):.1f} %")
     return ", ".join(found)
 
 
-def footprint(n: int) -> str:
-    """Fig. 11's ratio with Sluice's slots as the shared buffers, averaged over models and batches."""
-    shares = []
-    for model, (M, H) in MODELS.items():
-        for B in BATCHES:
-            whole = 4 * (4 * (64 * M + 2 * H * M) + 2 * (4 * B * M + B * H))
-            shares.append((without_reuse(model, B) - slots(model, B, n, "S4")) / whole)
-    return f"-{100 * statistics.mean(shares):.0f} % (to -{100 * max(shares):.0f} %)"
+def lean(model: str, B: int, n: int, policy: str) -> float:
+    """Bytes of a layer with Sluice's slots."""
+    return states(model) + 4 * (4 * B * MODELS[model][0]) + slots(model, B, n, policy)
 
 
 def beside_fastmoe(cluster: Cluster) -> str:
     """Bytes of Sluice's fastest (n, S) with reuse over FastMoE's (eq. 1 to 3), averaged over models and batches."""
     shares = []
-    for model, (M, H) in MODELS.items():
-        for B in BATCHES:
-            _, n, policy = best_reuse(cluster.planner, work(model, B))
-            states = 4 * (64 * M + 2 * H * M)
-            fastmoe = 4 * (states + 4 * B * M + B * H + B * M + B * H)
-            shares.append(1 - (4 * (states + 4 * B * M) + slots(model, B, n, policy)) / fastmoe)
+    for model, B in _cells():
+        _, n, policy = best_reuse(cluster.planner, work(model, B))
+        shares.append(1 - lean(model, B, n, policy) / fastmoe(model, B))
     return f"{-100 * statistics.mean(shares):+.0f} % ({-100 * min(shares):+.0f} to {-100 * max(shares):+.0f} %)"
 
 
-def strategies(planner: Prices) -> str:
-    """S1 to S4 in order of time for GPT-XL at 16k, for each number of GPUs."""
+def shares_of_bytes(model: str) -> str:
+    """The share of activations and temporary buffers in all bytes without a pipeline, from eq. 1 to 3."""
     found = []
-    for ranks in (8, 32, 64):
-        one = work("GPT-XL", 16384, ranks)
-        order = sorted((best(planner, one, policy)[0], policy) for policy in STRATEGIES)
-        found.append(f"{ranks}: " + " ".join(f"{policy} {1e3 * time:.1f}" for time, policy in order))
-    return "; ".join(found) + " ms"
-
-
-def scaling(cluster: Cluster, chosen: Callable[[Cluster, Workload], float]) -> str:
-    """Throughput of 8 servers over that of one server, with a fixed number of tokens per GPU."""
-    ratios = []
-    for model in MODELS:
-        for batch in BATCHES:
-            one, eight = (chosen(cluster, work(model, batch, ranks)) for ranks in (8, 64))
-            ratios.append(8 * one / eight)
-    return f"{statistics.mean(ratios):.2f} x ({100 * statistics.mean(ratios) / 8:.0f} %)"
-
-
-def of_ideal(cluster: Cluster) -> str:
-    """max(communication, computation) of a sequential n = 6 over the best of S1 to S4, as in Fig. 16."""
-    found = []
-    for model in ("BERT-L", "GPT-XL"):
-        one = work(model, 16384, cluster.data["world_size"])
-        six = cluster.sequential.predict(one, Choice(6, "keep", "keep", "per_chunk"))
-        ideal = max(six.busy("compute"), six.busy("comm"))
-        reached = best_reuse(cluster.planner, one)[0]
-        found.append(f"{model} {100 * ideal / reached:.0f} %")
+    for batch in FIG_2:
+        out = _footprint(batch, model, 1)
+        part = out.activations + out.temporaries
+        found.append(f"{batch}: {100 * part / (part + out.states):.0f} %")
     return ", ".join(found)
 
 
-def tensor_cores(cluster: Cluster) -> str:
-    """The reduction of computation, and of the unsplit step, by Tensor Cores."""
-    found = []
-    for model in ("BERT-L", "GPT-XL"):
-        one = work(model, 16384, cluster.data["world_size"])
-        choice = Choice(1, "keep", "keep", "deferred")
-        fast, slow = (planner.predict(one, choice) for planner in (cluster.planner, cluster.no_tensor_cores))
-        parts = 1 - fast.busy("compute") / slow.busy("compute"), 1 - fast.seconds / slow.seconds
-        found.append(f"{model} -{100 * parts[0]:.0f} %, step -{100 * parts[1]:.0f} %")
-    return "; ".join(found)
+def fig_11(cluster: Cluster) -> str:
+    """GPT-XL at 16k: milliseconds of a step, and bytes over those of FastMoE."""
+    model, B = "GPT-XL", 16384
+    load, whole = work(model, B), fastmoe(model, B)
+    kept = without_reuse(model, B)
+    chosen, n, policy = best_reuse(cluster.planner, load)
+    points = (
+        ("FastMoE", fixed(1)(cluster, load), whole),
+        ("FasterMoE", destination(cluster, load), kept),
+        ("PipeMoE(n=4)", fixed(4)(cluster, load), kept),
+        ("PipeMoE", pipemoe(cluster, load), kept),
+        ("MPipeMoE", chosen, lean(model, B, n, policy)),
+    )
+    return ", ".join(f"{name} {1e3 * time:.1f} ms {held / whole:.2f}" for name, time, held in points)
+
+
+# ---- all lines ----
 
 
 def table() -> list[Row]:
     """Every line, published and simulated."""
-    adira = {name: Cluster(name) for name in A100}
-    valor = {"v100-4x4-56g": Cluster("v100-4x4-56g")}
-
-    def unsplit(cluster: Cluster, one: Workload) -> float:
-        return seconds(cluster.planner, one, 1)
-
-    def unsplit_slow(cluster: Cluster, one: Workload) -> float:
-        return seconds(cluster.no_tensor_cores, one, 1)
-
-    def destination(cluster: Cluster, one: Workload) -> float:
-        return seconds(cluster.by_destination, one, cluster.servers)
-
-    def destination_slow(cluster: Cluster, one: Workload) -> float:
-        return seconds(cluster.by_destination_no_tensor_cores, one, cluster.servers)
-
-    def fixed(n: int) -> Callable[[Cluster, Workload], float]:
-        return lambda cluster, one: seconds(cluster.planner, one, n)
-
-    def adaptive(cluster: Cluster, one: Workload) -> float:
-        return best_reuse(cluster.planner, one)[0]
-
-    baselines = {
-        "unsplit": unsplit,
-        "unsplit in f32": unsplit_slow,
-        "by destination": destination,
-        "by destination in f32": destination_slow,
-    }
-    selectors = {
-        name: partial(papers_choices.taken, choose=choose)
-        for name, choose in (("pb", papers_choices.pb), ("pm", papers_choices.pm))
-    }
+    adira, valor = {name: Cluster(name) for name in A100}, {"v100-4x4-56g": Cluster("v100-4x4-56g")}
     strategies_published = "8 GPUs: S1, S2 before S3, S4; 32 and 64: S4 before S2"
     return [
         Row("without reuse over unsplit, both with Tensor Cores", "MPipeMoE Fig. 8", "above 1 but for GPT-S at 4k",
-            each(adira, lambda c: speedups(c, unsplit))),
+            each(adira, over(fixed(1), pipemoe))),
         Row("without reuse over unsplit (FastMoE), that without Tensor Cores", "MPipeMoE Fig. 8", "to 3.7",
-            each(adira, lambda c: speedups(c, unsplit_slow))),
+            each(adira, over(unsplit_slow, pipemoe))),
         Row("n and S chosen over split by destination, both with Tensor Cores", "MPMoE Fig. 10", "1.66 (to 2.32)",
-            each(adira, lambda c: speedups(c, destination, best_reuse))),
+            each(adira, over(destination, adaptive))),
         Row("without reuse over split by destination, that without Tensor Cores", "MPipeMoE Fig. 8", "2.26 (to 3.4)",
-            each(adira, lambda c: speedups(c, destination_slow))),
-        Row("adaptive over fixed n = 4", "MPipeMoE Fig. 11", "faster",
-            each(adira, lambda c: speedups(c, fixed(4)))),
+            each(adira, over(destination_slow, pipemoe))),
+        Row("adaptive over fixed n = 4", "MPipeMoE Fig. 11", "faster", each(adira, over(fixed(4), pipemoe))),
         Row("GPT-S at 4k: best pipelined n over n = 1", "MPipeMoE V-C", "no gain", each(adira, small_batch)),
         Row("best n of GPT-XL by B", "MPipeMoE Fig. 12", "<8k:2 8k-22k:4 >22k:8", each(adira, best_chunks)),
         *(
@@ -237,14 +396,54 @@ def table() -> list[Row]:
         Row("bytes of n and S chosen over FastMoE's", "MPipeMoE Fig. 9", "-23 % (to -40 %)",
             each(adira, beside_fastmoe)),
         Row("throughput of 8 servers over one, n and S chosen", "MPMoE Fig. 17", "5.76 x (72 %)",
-            each(adira, lambda c: scaling(c, adaptive))),
+            each(adira, scaled(adaptive))),
         Row("throughput of 8 servers over one, by destination", "MPMoE Fig. 17", "5.4 x",
-            each(adira, lambda c: scaling(c, destination))),
+            each(adira, scaled(destination))),
         Row("max(comm, comp) of n = 6 over the best of S1 to S4", "MPMoE Fig. 16", "70 %", each(valor, of_ideal)),
         Row("Tensor Cores: computation, unsplit step", "MPMoE Fig. 16",
             "BERT-L -58 %, step -26 %; GPT-XL -44 %, step -23 %", each(valor, tensor_cores)),
-        *papers_choices.rows(adira, valor, baselines),
-        *papers_parts.rows(adira, valor, baselines, selectors, slots),
+        # selectors of the pair (n, S), and the cost of their choices
+        Row("pm over pb, time", "MPMoE Fig. 10", "1.07 (1.66 over 1.55)", each(adira, over(by(pm), by(pb)))),
+        Row("pb and pm over split by destination", "MPMoE Fig. 10", "pb 1.66, pm 1.55 (to 2.32)",
+            each(adira, both_over(destination))),
+        Row("pb and pm over unsplit, that without Tensor Cores", "MPMoE Fig. 10", "pb 2.34, pm 2.20",
+            each(adira, both_over(unsplit_slow))),
+        Row("pb and pm over unsplit, both with Tensor Cores", "MPMoE Fig. 10", "not published",
+            each(adira, both_over(fixed(1)))),
+        *(
+            Row(f"regret: {name}", "MPMoE IV, MPipeMoE III-E", "not published",
+                each({**adira, **valor}, partial(regret, name=name)))
+            for name in SELECTORS
+        ),
+        Row("the adaptive bar, GPT-XL at 16k", "MPMoE Fig. 15, MPipeMoE Fig. 13", "as fast as the best strategy",
+            each(adira, adaptive_bar)),
+        Row("best strategy of GPT-XL at 4k, 8k, 16k, 32k by GPUs", "MPMoE Fig. 15, MPipeMoE Fig. 13",
+            "hardly depends on B", each(adira, best_by_batch)),
+        Row("throughput of 8 servers over one, pb and pm", "MPMoE Fig. 17", "pb 5.76, above pm",
+            each(adira, lambda c: f"pb {scaling(c, by(pb)):.2f}, pm {scaling(c, by(pm)):.2f}")),
+        # parts of a step
+        Row("activations and buffers of all bytes, by tokens", "MPipeMoE Fig. 2, MPMoE Fig. 2",
+            "the major part as tokens grow", {model: shares_of_bytes(model) for model in MODELS}),
+        Row("slowdown factors", "MPipeMoE Fig. 3, MPMoE Fig. 3",
+            "comm during copies loses most, computation next to nothing; above 0.5",
+            each({**adira, **valor}, interference)),
+        Row("unsplit over n and S chosen, both with Tensor Cores", "MPipeMoE Fig. 9", "to 3.1",
+            each(adira, most(fixed(1)))),
+        Row("unsplit over n and S chosen, that without Tensor Cores", "MPipeMoE Fig. 9", "to 3.1",
+            each(adira, most(unsplit_slow))),
+        Row("by destination over n and S chosen, that without Tensor Cores", "MPipeMoE Fig. 9", "to 2.8",
+            each(adira, most(destination_slow))),
+        Row("time and bytes, GPT-XL at 16k", "MPipeMoE Fig. 11",
+            "FastMoE, FasterMoE, PipeMoE(n=4), PipeMoE: less time each; MPipeMoE: least bytes, second to PipeMoE",
+            each(adira, fig_11)),
+        Row("dispatch and recovery of a forward by n, GPT-XL at 16k", "MPMoE Fig. 13",
+            "grows with n; FasterMoE above", each({**adira, **valor}, exchanges)),
+        Row("n = 6 over n = 1, one after the other", "MPMoE Fig. 16", "BERT-L +12 %, GPT-XL +4 %",
+            each(valor, changed(sequential(6), sequential(1)))),
+        Row("pb over n = 6 one after the other", "MPMoE Fig. 16", "BERT-L -30 %, GPT-XL -23 %",
+            each(valor, changed(by(pb), sequential(6)))),
+        Row("pm over n = 6 one after the other", "MPMoE Fig. 16", "BERT-L -27 %, GPT-XL -22 %",
+            each(valor, changed(by(pm), sequential(6)))),
         *papers_myelin.rows(),
     ]  # fmt: skip
 

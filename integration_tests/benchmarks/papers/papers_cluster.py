@@ -3,12 +3,21 @@
 
 Baselines: `unsplit` is n = 1 (FastMoE, PipeMoE(n=1)); `by destination` is FasterMoE's split, with one piece for each
 server, a message for each peer and a fixed n; `fixed n`; `without reuse` is PipeMoE (n adaptive, everything kept).
+
+Selectors of the pair:
+
+- pb, profile-based [MPMoE IV-A]: tries every pair, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. The
+  result of a trial is the duration of the schedule in virtual time, so pb finds the best pair of that scope.
+- pm, the performance model [MPMoE IV-B]: the pair with the shortest time by Fig. 8's phases and slowdown factors.
+- MPipeMoE: n by Algorithm 1 of the pipeline without reuse, then S by eq. 10 at that n.
+
+All selectors use the same machine: curves, start-up times, and the shares that determine the slowdown factors.
 """
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from sluice.planning import machines
@@ -19,6 +28,9 @@ from sluice.restore import SETS
 MODELS = {"GPT-S": (768, 3072), "BERT-L": (1024, 4096), "GPT-XL": (2048, 8192)}
 BATCHES = (4096, 8192, 16384, 32768)  # B on each GPU
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
+SCOPE = tuple(range(2, 9))  # n that the papers' Algorithm 1 may take
+GPUS = (8, 32, 64)
+STRATEGIES = ("S1", "S2", "S3", "S4")
 A100 = ("a100-8x8-1600g", "a100-8x8-200g")
 # Assumed: the time of a message between two ranks, and the sustained part of the f32 rate outside Tensor Cores.
 P2P_SECONDS, F32_SHARE = 1.5e-5, 0.87
@@ -99,6 +111,10 @@ def work(model: str, batch: int, ranks: int = 64) -> Workload:
     return Workload(*MODELS[model], batch, 64, 1, ranks, "f16")
 
 
+def loads(*gpus: int) -> list[Workload]:
+    return [work(model, batch, ranks) for model in MODELS for batch in BATCHES for ranks in gpus]
+
+
 def seconds(planner: Prices, load_: Workload, n: int, policy: str = "none") -> float:
     """Seconds of a step with the faster of the two weight-gradient modes."""
     return min(planner.predict(load_, Choice(n, *SETS[policy], mode)).seconds for mode in ("deferred", "per_chunk"))
@@ -107,9 +123,6 @@ def seconds(planner: Prices, load_: Workload, n: int, policy: str = "none") -> f
 def best(planner: Prices, load_: Workload, policy: str = "none") -> tuple[float, int]:
     """(seconds, n) of the best n."""
     return min((seconds(planner, load_, n, policy), n) for n in CHUNKS)
-
-
-STRATEGIES = ("S1", "S2", "S3", "S4")
 
 
 def pair(n: int, policy: str) -> Choice:
@@ -121,3 +134,41 @@ def best_reuse(planner: Prices, load_: Workload) -> tuple[float, int, str]:
     """(seconds, n, strategy) of the best pair with reuse: n and S chosen together, as in the papers."""
     pairs = ((n, policy) for n in CHUNKS if n > 1 for policy in STRATEGIES)
     return min((planner.predict(load_, pair(n, policy)).seconds, n, policy) for n, policy in pairs)
+
+
+# ---- selectors ----
+
+Selector = Callable[[Cluster, Workload], Choice]
+Seconds = Callable[[Cluster, Workload], float]
+
+
+def by(choose: Selector) -> Seconds:
+    """The time of the chosen pair."""
+    return lambda cluster, load: cluster.planner.predict(load, choose(cluster, load)).seconds
+
+
+def _least(prices: Prices, load: Workload, of: str, scope: tuple[int, ...] = SCOPE) -> Choice:
+    pairs = [pair(n, policy) for n in scope for policy in STRATEGIES]
+    return min(pairs, key=lambda one: getattr(prices.predict(load, one), of))
+
+
+def pb(cluster: Cluster, load: Workload) -> Choice:
+    return _least(cluster.planner, load, "seconds")
+
+
+def pm(cluster: Cluster, load: Workload) -> Choice:
+    return _least(cluster.planner, load, "mpmoe")
+
+
+def mpipemoe(cluster: Cluster, load: Workload) -> Choice:
+    n = min(SCOPE, key=partial(seconds, cluster.planner, load))
+    return _least(cluster.planner, load, "mpipemoe", (n,))
+
+
+SELECTORS: dict[str, Selector] = {
+    "Fig. 8 (pm)": pm,
+    "Fig. 8 without its factors": lambda cluster, load: _least(cluster.sequential, load, "mpmoe"),
+    "MPipeMoE (Alg. 1, then eq. 10)": mpipemoe,
+    # The paper does not do this: eq. 10 has no start-up times that favour a small n.
+    "eq. 10 for n and S": lambda cluster, load: _least(cluster.planner, load, "mpipemoe"),
+}

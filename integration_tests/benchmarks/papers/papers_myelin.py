@@ -6,6 +6,7 @@ All numbers come from `sluice plan --split` on a profile of Summit, with the pap
 embedding and the head are recomputed. The paper's baselines need tensor parallelism, which is not simulated.
 """
 
+from collections.abc import Iterable
 from functools import cache
 
 from sluice.planning import batches, machines, optimizer, split
@@ -69,25 +70,8 @@ def fixed(pipeline: int, tier: str = optimizer.FAR, has_optimizer: bool = True) 
     return found(12, 48, 2048, **words).priced[0]
 
 
-def bytes_of_all(priced: Priced) -> float:
-    return priced.split.data * sum(stage["bytes"] for stage in priced.plan.stages)
-
-
-def _line(values: list[str]) -> str:
-    return ", ".join(values)
-
-
-def parameters() -> str:
-    return _line([f"{sum(layer.parameters for layer in model(size, 1).layers) / 1e9:.1f}" for size in TABLE_1]) + " B"
-
-
-def grids() -> str:
-    made = [tuned(size).split for size in TABLE_1]
-    return _line([f"{one.pipeline}x{one.data}" for one in made])
-
-
-def micro_batches() -> str:
-    return _line([str(tuned(size).split.micro_batch) for size in TABLE_1])
+def _line(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def second_best() -> str:
@@ -104,24 +88,6 @@ def figure_5() -> str:
     times = {pipeline: fixed(pipeline, has_optimizer=False).batch_seconds for pipeline in (6, 12, 24, 48)}
     listed = _line([f"{pipeline}: {seconds:.1f} s" for pipeline, seconds in times.items()])
     return f"{listed}; 24 over 6: {times[24] / times[6]:.2f}"
-
-
-def _pair() -> tuple[Priced, Priced]:
-    """The split with the memory optimization, and the one without."""
-    return fixed(6), fixed(24, optimizer.NEAR)
-
-
-def pipelines() -> str:
-    return _line([f"{one.batch_seconds:.1f}" for one in _pair()]) + " s"
-
-
-def sums() -> str:
-    return _line([f"{one.sum_seconds:.2f}" for one in _pair()]) + " s"
-
-
-def whole() -> str:
-    with_it, without = (one.seconds for one in _pair())
-    return f"{without / with_it:.2f}"
 
 
 def _step(k: int, priced: Priced, sums: bool = True) -> optimizer.Prediction:
@@ -148,11 +114,6 @@ def _count(priced: Priced) -> int:
     )
 
 
-def over_optimizer() -> str:
-    priced = fixed(6)
-    return f"{priced.sum_seconds / _step(1, priced, sums=False).seconds:.2f}"
-
-
 def figure_8() -> str:
     """Seconds of the all-reduce overlapped with the optimizer, by k, and of the two in sequence."""
     priced = fixed(6)
@@ -161,30 +122,10 @@ def figure_8() -> str:
     return _line(listed) + f"; no overlap: {apart:.2f} s"
 
 
-def states() -> str:
-    """Bytes of states at G_inter 6: 20 per parameter, and 4 per parameter plus one bucket."""
-    made = _step(1, fixed(6))
-    return f"{made.bytes['whole'] / 1e9:.1f}, {made.bytes['near'] / 1e9:.1f} GB"
-
-
-def saved() -> str:
-    """Bytes of all devices, 24x2, micro-batch 1, with the optimizer on the device and in host memory."""
-    near, far = (bytes_of_all(fixed(24, tier)) / 1e9 for tier in (optimizer.NEAR, optimizer.FAR))
-    return f"{near:.0f}, {far:.0f} GB: {near / far:.1f} times"
-
-
 def baseline() -> str:
     """The best split of the 12 B model with all states on the device."""
     one = found(12, 48, 2048, USABLE, **{**FAR, "tiers": (optimizer.NEAR,)}).priced[0].split
     return f"{one.pipeline}x{one.data}, micro-batch {one.micro_batch}"
-
-
-def shares_of_peak() -> str:
-    return _line([f"{100 * of_peak(size, tuned(size).seconds):.1f}" for size in TABLE_1]) + " %"
-
-
-def training_days() -> str:
-    return _line([f"{days(16384, tuned(size).seconds):.0f}" for size in TABLE_1])
 
 
 def strong() -> str:
@@ -196,32 +137,42 @@ def strong() -> str:
     return _line([f"{ranks}: {100 * times[48] / seconds:.1f} %" for ranks, seconds in times.items() if ranks > 48])
 
 
-def intervals() -> str:
-    """Layers between checkpoints, for the stages of Table II."""
-    pairs = [(TABLE_1[size][1], tuned(size).split.pipeline) for size in TABLE_1]
-    return _line([str(batches.checkpoint_interval(*pair)) for pair in pairs])
-
-
 def rows() -> list[Row]:
-    def row(what: str, figure: str, published: str, simulated: str) -> Row:
-        return Row(what, f"Myelin {figure}", published, {"v100-8x6-edr": simulated})
-
-    return [
-        row("parameters of the models", "Table I", "12, 24, 50, 100 B", parameters()),
-        row("G_inter x G_data of the best split", "Table II", "6x8, 12x8, 24x8, 48x8", grids()),
-        row("micro-batch of the best split", "Table II", "8, 4, 4, 2", micro_batches()),
-        row("time with the published micro-batch over the best", "Table II", "1", second_best()),
-        row("best split of 12 B, all states on the device", "V-B", "24x2, micro-batch 1", baseline()),
-        row("pipeline of 12 B by G_inter, micro-batch 1", "Fig. 5", "24 over 6: 1.22", figure_5()),
-        row("pipeline, 6x8 and 24x2", "Fig. 6", "34.05, 46.08 s", pipelines()),
-        row("all-reduce, 6x8 and 24x2", "Fig. 6", "4.32, 0.62 s", sums()),
-        row("step, 24x2 over 6x8", "Fig. 6", "1.13", whole()),
-        row("all-reduce over the optimizer, 6x8", "Fig. 6", "2.5", over_optimizer()),
-        row("all-reduce with the optimizer by k", "Fig. 8", "best at 2 and 4; 1 worse than no overlap", figure_8()),
-        row("states of a device at G_inter 6, without and with", "V-B", "40, 8.3 GB", states()),
-        row("bytes of all devices, 24x2, without and with", "V-B", "520, 130 GB: 4.0 times", saved()),
-        row("share of the peak", "Fig. 10", "49.4 to 54.78 %", shares_of_peak()),
-        row("days of training", "Fig. 10", "not published as numbers", training_days()),
-        row("throughput over linear scaling, 12 B", "Fig. 11", "near perfect", strong()),
-        row("layers between checkpoints", "V-A", "the factor of N / G_inter nearest to sqrt(N)", intervals()),
+    best = {size: tuned(size) for size in TABLE_1}
+    splits = [one.split for one in best.values()]
+    reused, kept = fixed(6), fixed(24, optimizer.NEAR)  # with the memory optimization, and without
+    parameters = [sum(layer.parameters for layer in model(size, 1).layers) / 1e9 for size in TABLE_1]
+    states = _step(1, reused).bytes  # 20 per parameter, and 4 per parameter plus one bucket
+    near, far = (one.split.data * sum(stage["bytes"] for stage in one.plan.stages) / 1e9 for one in (kept, fixed(24)))
+    gaps = [batches.checkpoint_interval(TABLE_1[size][1], one.split.pipeline) for size, one in best.items()]
+    lines = [
+        ("parameters of the models", "Table I", "12, 24, 50, 100 B", _line(f"{n:.1f}" for n in parameters) + " B"),
+        ("G_inter x G_data of the best split", "Table II", "6x8, 12x8, 24x8, 48x8",
+         _line(f"{one.pipeline}x{one.data}" for one in splits)),
+        ("micro-batch of the best split", "Table II", "8, 4, 4, 2", _line(one.micro_batch for one in splits)),
+        ("time with the published micro-batch over the best", "Table II", "1", second_best()),
+        ("best split of 12 B, all states on the device", "V-B", "24x2, micro-batch 1", baseline()),
+        ("pipeline of 12 B by G_inter, micro-batch 1", "Fig. 5", "24 over 6: 1.22", figure_5()),
+        ("pipeline, 6x8 and 24x2", "Fig. 6", "34.05, 46.08 s",
+         _line(f"{one.batch_seconds:.1f}" for one in (reused, kept)) + " s"),
+        ("all-reduce, 6x8 and 24x2", "Fig. 6", "4.32, 0.62 s",
+         _line(f"{one.sum_seconds:.2f}" for one in (reused, kept)) + " s"),
+        ("step, 24x2 over 6x8", "Fig. 6", "1.13", f"{kept.seconds / reused.seconds:.2f}"),
+        ("all-reduce over the optimizer, 6x8", "Fig. 6", "2.5",
+         f"{reused.sum_seconds / _step(1, reused, sums=False).seconds:.2f}"),
+        ("all-reduce with the optimizer by k", "Fig. 8", "best at 2 and 4; 1 worse than no overlap", figure_8()),
+        ("states of a device at G_inter 6, without and with", "V-B", "40, 8.3 GB",
+         f"{states['whole'] / 1e9:.1f}, {states['near'] / 1e9:.1f} GB"),
+        ("bytes of all devices, 24x2, without and with", "V-B", "520, 130 GB: 4.0 times",
+         f"{near:.0f}, {far:.0f} GB: {near / far:.1f} times"),
+        ("share of the peak", "Fig. 10", "49.4 to 54.78 %",
+         _line(f"{100 * of_peak(size, one.seconds):.1f}" for size, one in best.items()) + " %"),
+        ("days of training", "Fig. 10", "not published as numbers",
+         _line(f"{days(16384, one.seconds):.0f}" for one in best.values())),
+        ("throughput over linear scaling, 12 B", "Fig. 11", "near perfect", strong()),
+        ("layers between checkpoints", "V-A", "the factor of N / G_inter nearest to sqrt(N)", _line(gaps)),
     ]  # fmt: skip
+    return [
+        Row(what, f"Myelin {figure}", published, {"v100-8x6-edr": simulated})
+        for what, figure, published, simulated in lines
+    ]

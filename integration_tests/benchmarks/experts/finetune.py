@@ -129,13 +129,12 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
 
     heads = ["dtype", "trained", "experts", "step", "CPU", "tokens/s", "a rank sends", "of stock's tokens/s"]
     found = [run for run in runs if "sent_mb" in run["columns"]]
-    blocks = (f"{pages.said(run)}\n\n{block_table(run)}" for run in runs if "ratio" in run["columns"])
-    return {"block": "\n\n".join(blocks), "ranks": pages.run_tables(found, heads, cells)}
+    blocks = pages.each_run((run for run in runs if "ratio" in run["columns"]), block_table)
+    return {"block": blocks, "ranks": pages.run_tables(found, heads, cells)}
 
 
-def block_table(run: dict[str, Any]) -> str:
+def block_table(rows: list[dict[str, Any]]) -> str:
     """A line for each ratio, a column for each dtype."""
-    rows = records.rows_of(run)
     found = {(row["what"], row["dtype"]): row for row in rows}
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     lines = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of autoep_layer.py: two engines with the same model of one layer, one of them with the key "sluice"."""
+"""Ranks of compare.py: two engines with the same model of one layer, one of them with the key "sluice"."""
 
 from __future__ import annotations
 

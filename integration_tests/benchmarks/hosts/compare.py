@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from integration_tests.benchmarks.layer.cells import NAMED
-from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import RANKS, Bench, Option, links, pairs
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
@@ -121,8 +121,7 @@ class Host:
 
     def tables(self, runs: list[Line]) -> dict[str, str]:
         """A table for each run, with a line for each link and a column for each shape."""
-        told = (f"{pages.said(run)}\n\n{pages.by_link(records.rows_of(run), self.cell)}" for run in runs)
-        return {"cells": "\n\n".join(told)}
+        return {"cells": pages.each_run(runs, lambda rows: pages.by_link(rows, self.cell))}
 
 
 def missed_if_balanced(line: Line) -> list[str]:

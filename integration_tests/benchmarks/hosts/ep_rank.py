@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of ep.py: an experts block of transformers under stock's `all_to_all` with grouped_mm, and under Sluice."""
+"""Ranks of compare.py: an experts block of transformers under `all_to_all` with grouped_mm, and under Sluice."""
 
 import copy
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of megatron_layer.py: a stock `MoELayer` and one of Sluice's class with the same weights."""
+"""Ranks of compare.py: a stock `MoELayer` and one of Sluice's class with the same weights."""
 
 from typing import Any
 

@@ -98,9 +98,8 @@ def run(bench: Bench) -> list[str]:
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
     """For each host and number of ranks the errors over all shapes."""
-    told = []
-    for run in runs:
-        rows = records.rows_of(run)
+
+    def told(rows: list[dict[str, Any]]) -> str:
         lines = []
         for host, ranks in dict.fromkeys((row["host"], row["ranks"]) for row in rows):
             errors = [100 * row["error"] for row in rows if (row["host"], row["ranks"]) == (host, ranks)]
@@ -108,6 +107,6 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
             middle = statistics.median(map(abs, errors))
             told_worst = pages.bold(f"{worst:+.1f} %", abs(worst) > 15)
             lines.append([host, ranks, len(errors), f"{middle:.1f} %", told_worst])
-        heads = ["stock", "ranks", "shapes", "median error", "largest error"]
-        told += [pages.said(run), pages.table(heads, lines)]
-    return {"errors": "\n\n".join(told)}
+        return pages.table(["stock", "ranks", "shapes", "median error", "largest error"], lines)
+
+    return {"errors": pages.each_run(runs, told)}

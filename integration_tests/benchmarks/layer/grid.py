@@ -9,7 +9,7 @@ from typing import Any
 
 from integration_tests.benchmarks.layer import layer
 from integration_tests.benchmarks.layer.cells import Cell
-from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import Bench, Option, pairs
 
 # T 256-4096, M 256-1024, H 1024-4096, E 8-64, K 1 2 4 8; balanced, 5x and 10x skewed; drop and no-drop; 2 and 4 ranks;
@@ -139,16 +139,15 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
     def kind(cell: Cell) -> str:
         return "bf16" if cell.dtype == "bfloat16" else "f32, balanced" if cell.skew == 1 else "f32, skewed"
 
-    told = []
-    for run in runs:
-        ratios = {row["name"]: row["over_stock"]["median"] for row in records.rows_of(run)}
-        kinds, links = ("f32, balanced", "f32, skewed", "bf16"), ("none", "4gbit", "1gbit", "0.4gbit", "0.2gbit")
-        rows = []
-        for link in links:
+    def told(rows: list[dict[str, Any]]) -> str:
+        ratios = {row["name"]: row["over_stock"]["median"] for row in rows}
+        kinds, lines = ("f32, balanced", "f32, skewed", "bf16"), []
+        for link in ("none", "4gbit", "1gbit", "0.4gbit", "0.2gbit"):
             cells = [link]
             for what in kinds:
                 among = [ratios[c.name] for c in CELLS if c.link == link and kind(c) == what and c.name in ratios]
                 cells.append(f"{min(among):.2f} to {max(among):.2f} ({len(among)})" if among else "")
-            rows.append(cells)
-        told.append(f"{pages.said(run)}\n\n{pages.table(['link', *kinds], rows)}")
-    return {"cells": "\n\n".join(told)}
+            lines.append(cells)
+        return pages.table(["link", *kinds], lines)
+
+    return {"cells": pages.each_run(runs, told)}

@@ -3,12 +3,14 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import deepspeed
+import torch
 import torch.distributed as dist
+from deepspeed.pipe import LayerSpec
 from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.torch import Migration
@@ -22,12 +24,53 @@ from sluice.planning.layer_moves import (
     slowest_stage,
     steps_to,
 )
+from torch import nn
 
-from integration_tests.benchmarks.live import live_changes, live_work
-from integration_tests.benchmarks.live.live_work import Clock
+from integration_tests.benchmarks.live import live_changes
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, gather, seconds_of
 from integration_tests.benchmarks.stages.stages_rank import engine_of
+from integration_tests.benchmarks.stages.stages_work import Sleep
+
+# ---- work: layers that sleep, with weights that matter only when they are sent ----
+
+
+class Clock:
+    """The forward time of each layer of this process."""
+
+    seconds: list[float] = []
+
+
+class Layer(nn.Module):
+    """Sleeps for the time of its number. elements: the size of its weight, for which AdamW keeps two moments; frozen:
+    bytes that only matter when they are sent."""
+
+    def __init__(self, number: int, elements: int, frozen: int = 0) -> None:
+        super().__init__()
+        self.number, self.weight = number, nn.Parameter(torch.ones(elements))
+        if frozen:
+            self.frozen = nn.Parameter(torch.ones(frozen, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sleep.apply(x, self.weight, self.seconds)
+
+    def seconds(self, direction: str) -> float:
+        """A backward takes twice as long as a forward."""
+        return Clock.seconds[self.number] * (1 if direction == "forward" else 2)
+
+
+def layers_of(elements: Sequence[int], frozen: int = 0) -> list[LayerSpec]:
+    """A layer for each entry of `elements`."""
+    return [LayerSpec(Layer, number, count, frozen) for number, count in enumerate(elements)]
+
+
+def data(micro_batches: int, elements: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The micro-batches of one batch."""
+    for number in range(micro_batches):
+        yield torch.full((1, elements), 1.0), torch.tensor([float(number)])
+
+
+# ---- cells ----
 
 
 class Trainer:
@@ -35,7 +78,7 @@ class Trainer:
 
     def __init__(self, plan: dict[str, Any], elements: list[int], key: dict[str, Any], frozen: int = 0) -> None:
         self.plan = plan
-        self.engine = engine_of(live_work.layers_of(elements, frozen), plan, key, lr=1e-6)
+        self.engine = engine_of(layers_of(elements, frozen), plan, key, lr=1e-6)
 
     @property
     def parts(self) -> list[int]:
@@ -43,7 +86,7 @@ class Trainer:
 
     def train(self) -> None:
         """Trains one batch."""
-        self.engine.train_batch(live_work.data(self.plan["micro_batches"], self.plan["elements"]))
+        self.engine.train_batch(data(self.plan["micro_batches"], self.plan["elements"]))
 
     def stats(self) -> dict[str, Any]:
         return self.engine.sluice.pipeline.stats()

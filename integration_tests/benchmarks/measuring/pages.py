@@ -64,9 +64,14 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("|" + "|".join(c if c == "---" else f" {c} " if c else " " for c in line) + "|" for line in lines)
 
 
-def run_tables(runs: Sequence[Mapping[str, Any]], heads: Sequence[str], cells: Callable[[dict[str, Any]], list]) -> str:
-    """A table for each run, after a line with its machine, date and command."""
-    return "\n\n".join(f"{said(run)}\n\n{table(heads, map(cells, records.rows_of(run)))}" for run in runs)
+def each_run(runs: Iterable[Mapping[str, Any]], told: Callable[[list[dict[str, Any]]], str]) -> str:
+    """For each run a line with its machine, date and command, and what `told` makes of its rows."""
+    return "\n\n".join(f"{said(run)}\n\n{told(records.rows_of(run))}" for run in runs)
+
+
+def run_tables(runs: Iterable[Mapping[str, Any]], heads: Sequence[str], cells: Callable[[dict[str, Any]], list]) -> str:
+    """A table for each run."""
+    return each_run(runs, lambda rows: table(heads, map(cells, rows)))
 
 
 def by_link(rows: Sequence[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:

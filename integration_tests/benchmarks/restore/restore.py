@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import RANKS, Bench, Option
 from integration_tests.benchmarks.memory import memory
 
@@ -139,14 +139,13 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
         over = f" ({row['over_none']:.2f})" if row.get("over_none", 1.0) != 1.0 else ""
         return f"{size}{1000 * row['median_s']:.0f} ms{over}"
 
-    told = []
-    for run in runs:
-        rows = records.rows_of(run)
+    def told(rows: list[dict[str, Any]]) -> str:
         found = {(row["policy"], row["shape"], row["n"]): row for row in rows}
         shapes = dict.fromkeys(row["shape"] for row in rows)
         columns = [(s, n) for s in shapes for n in sorted({row["n"] for row in rows if row["shape"] == s})]
         lines = (
             [p, *(cell(found.get((p, *c))) for c in columns)] for p in dict.fromkeys(row["policy"] for row in rows)
         )
-        told += [pages.said(run), pages.table(["policy", *(f"{shape}, n = {n}" for shape, n in columns)], lines)]
-    return {"policies": "\n\n".join(told)}
+        return pages.table(["policy", *(f"{shape}, n = {n}" for shape, n in columns)], lines)
+
+    return {"policies": pages.each_run(runs, told)}

@@ -19,7 +19,7 @@ from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen, in_turns
 from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
 from integration_tests.benchmarks.scenarios.scenarios_priced import Pick, Priced, name_of
-from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
+from integration_tests.benchmarks.tuner.tuner_rank import machine_of
 from integration_tests.benchmarks.tuner.tuner_rounds import ByDestination
 from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Scenario
 

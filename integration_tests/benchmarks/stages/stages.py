@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sluice.planning import batches
 
-from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import LINK, Bench, Option, pairs
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.stages import stages_simulated
@@ -156,12 +156,12 @@ def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
         shares = (f"{100 * row[name]:.1f}" for name in ("simulated", "predicted"))
         return [f"`{row['policy']}`", told, *shares, str(row["most_in_flight"]), str(row["most_held"])]
 
-    told = []
-    for run in runs:
-        rows = records.rows_of(run)
-        told += [pages.said(run), pages.table(heads, (cells(row) for row in rows if row["case"] != "bubbles"))]
+    def told(rows: list[dict[str, Any]]) -> str:
+        found = [pages.table(heads, (cells(row) for row in rows if row["case"] != "bubbles"))]
         of_policies = [bubble(row) for row in rows if row["case"] == "bubbles"]
         if of_policies:
             names = ["policy", "bubble, %", "simulated, %", "with its times, %", "in flight", "held"]
-            told.append(pages.table(names, of_policies))
-    return {"cases": "\n\n".join(told)}
+            found.append(pages.table(names, of_policies))
+        return "\n\n".join(found)
+
+    return {"cases": pages.each_run(runs, told)}

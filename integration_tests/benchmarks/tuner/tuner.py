@@ -8,7 +8,7 @@ plans. Regret is the median over rounds of the choice's time over that of the be
 MPMoE's phases and MPipeMoE's eq. 10 from the same calibration are judged too. Baselines run in the same rounds: one
 chunk, a fixed n, FasterMoE's split by destination and PipeMoE's pipeline (tuner_rounds.py). The predicted time of a
 step includes the time of a tiny layer's step outside of its passes (autograd and Python), measured at calibration.
-Every scenario is measured between two calibrations (tuner_calibrated.py). Errors are judged only where the two
+Every scenario is measured between two calibrations (tuner_rank.py). Errors are judged only where the two
 calibrations agree within --steady.
 """
 
@@ -39,7 +39,7 @@ OPTIONS = {
     "steady_seconds": Option(40.0, "of each scenario, for that"),
 }
 SMOKE = {"links": ["none"], "steps": 80, "pairs": 4, "calibrate": 0.3, "steady_seconds": 1.0}
-FIXED = 4  # chunks of the baseline with a fixed n (tuner_rounds.py)
+FIXED = 4  # chunks of the baseline with a fixed n, as in tuner_rounds.py
 # T, M, H, E, K; steps stay near or below 100 ms on one core.
 SHAPES = {
     "square": (512, 256, 512, 4, 2),
@@ -90,7 +90,7 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
     line["regret"] = {mode: regret(measured, key) for mode, key in line["modes"].items()}
     line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
     both = {n: line["predicted"][n]["schedule"] for n in measured if n in line["predicted"]}
-    # A step also takes time outside of its passes, which was measured at calibration (tuner_calibrated.py).
+    # A step also takes time outside of its passes, which was measured at calibration (tuner_rank.py).
     host_s = line["host_s"]
     line["error"] = {n: (seconds + host_s) / statistics.median(measured[n]) - 1 for n, seconds in both.items()}
     line["over_adaptive"] = {name: ratio(line, seconds) for name, seconds in sides_of(line).items()}

@@ -2,7 +2,7 @@
 /* Converts a caller's layers to lists of options, the only form that the solver of stages reads. */
 #pragma once
 
-#include "backend/planner/moe_options.h"
+#include "backend/planner/layer_planner.h"
 #include "backend/planner/stages/model.h"
 #include "sluice/stages.h"
 

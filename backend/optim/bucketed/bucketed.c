@@ -10,7 +10,6 @@
 #include "backend/base/math.h"
 #include "backend/optim/bucketed/handshake.h"
 #include "backend/optim/buckets/plan.h"
-#include "backend/optim/buckets/run.h"
 #include "backend/optim/file/state_file.h"
 #include "backend/optim/lines.h"
 

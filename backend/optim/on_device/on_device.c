@@ -13,7 +13,7 @@
 #include "backend/device/adam_kernels.h"
 #include "backend/device/device.h"
 #include "backend/optim/bucketed/handshake.h"
-#include "backend/optim/buckets/run.h"
+#include "backend/optim/buckets/plan.h"
 #include "backend/optim/lines.h"
 
 /* ---- sums over ranks ---- */

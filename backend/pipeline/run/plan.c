@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/pipeline/run/plan.h"
+#include "backend/pipeline/run/state.h"
 
 #include <string.h>
 

@@ -2,11 +2,69 @@
 /* The state of a pipeline on one rank, and of its current batch. Private to backend/pipeline/run. */
 #pragma once
 
-#include "backend/pipeline/run/handshake.h"
-#include "backend/pipeline/run/plan.h"
+#include "backend/comm/comm.h"
 #include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/values.h"
 #include "backend/pipeline/runner.h"
+#include "backend/pipeline/simulate/simulate.h"
+
+/* The handshake of all ranks of a pipeline before its first batch. */
+
+typedef struct sluice_stage_handshake_s {
+  sluice_pipeline_spec_t spec; /* without num_micro_batches; in_flight and held are 0 if open */
+  int32_t num_ranks;
+  int32_t num_replicas;
+  int32_t rank, stage, replica; /* of this rank */
+  int32_t* rank_of;             /* [p][num_replicas] */
+  int32_t* replica_of;          /* [num_ranks] */
+  int32_t* stage_of;            /* [num_ranks] */
+} sluice_stage_handshake_t;
+
+/* Collective over comm (NULL: one rank), with the same terms on all ranks. out_agreed: release with
+ * sluice_stage_handshake_free. mine as in sluice_pipeline_open. */
+sluice_status_t sluice_stage_shake_hands(const sluice_pipeline_terms_t* terms, sluice_status_t mine,
+                                         sluice_comm_t* comm, sluice_stage_handshake_t* out_agreed);
+void sluice_stage_handshake_free(sluice_stage_handshake_t* agreed);
+
+/* The program of a batch and its memory, made when m or the limits change. */
+
+typedef struct sluice_stage_record_s {
+  uint64_t begin_ns, end_ns;
+  uint64_t bytes;
+  sluice_message_request_t request; /* of a message in flight; 0: none */
+  int32_t was_posted;
+  int32_t has_ended;
+} sluice_stage_record_t;
+
+typedef struct sluice_stage_plan_s {
+  sluice_pipeline_program_t* program; /* NULL: none yet */
+  uint64_t fingerprint;               /* of everything that determines its run */
+  int32_t num_micro_batches;
+  int32_t had_times; /* whether times were known when it was made */
+  int32_t is_chosen; /* L was chosen with them */
+  int32_t first_op;  /* of this rank's stage, and their number */
+  int32_t num_ops;
+  sluice_stage_value_t* values;   /* [v][SLUICE_STAGE_VALUE_COUNT][m] */
+  sluice_stage_record_t* records; /* by op of the stage */
+  uint64_t* tags;                 /* [num_ops]: reported to the other ranks if the batch fails */
+  int32_t* ends;                  /* ops in the order in which they ended */
+  int32_t num_ends;
+  void* memory;
+  uint64_t memory_bytes;
+} sluice_stage_plan_t;
+
+/* Makes a plan for m. times: [p * v] for all virtual stages if they are measured, else NULL. Keeps the present plan if
+ * it still fits. Errors: those of sluice_pipeline_program_build and sluice_pipeline_choose; the plan is then empty. */
+sluice_status_t sluice_stage_plan_make(sluice_stage_plan_t* plan, const sluice_pipeline_spec_t* agreed, int32_t stage,
+                                       int32_t num_micro_batches, int32_t forward_only,
+                                       const sluice_stage_times_t* times);
+/* Fills the times of a simulation from the measured ones (NULL: a backward takes as long as two forwards, messages take
+ * no time). */
+void sluice_stage_fill_times(const sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured,
+                             sluice_pipeline_times_t* out_times);
+/* Prepares the plan for the next batch. */
+void sluice_stage_plan_reset(sluice_stage_plan_t* plan);
+void sluice_stage_plan_free(sluice_stage_plan_t* plan);
 
 /* The numbers of a host that are sent with the end of a batch. */
 typedef struct sluice_batch_metadata_s {

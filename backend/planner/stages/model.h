@@ -4,7 +4,7 @@
  * are defined here as the solvers read them: every layer has a list of options.
  *
  * Keeping, recomputing and offloading activations are options (sluice_stages_options_of_profile makes the three); so
- * are the plans of a Mixture-of-Experts layer (backend/planner/moe_options.h). */
+ * are the plans of a Mixture-of-Experts layer (backend/planner/layer_planner.h). */
 #pragma once
 
 #include <stdint.h>

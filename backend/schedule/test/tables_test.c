@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tables of ops and of tensors are complete. A failure names the op or tensor and what it lacks. */
+/* The tables of ops and of tensors are complete: a failure names the op or tensor and what it lacks. Rows of chunks. */
 
 #include "backend/schedule/op_table.h"
 #include "backend/schedule/tensor_table.h"
 #include "backend/schedule/test/forms.h"
+#include "backend/schedule/uneven_chunks.h"
 #include "third_party/bazel/test.h"
 
 static const char* name_of(int32_t kind) {
@@ -67,4 +68,36 @@ TEST(TensorTable_EveryTensor_SaysHowLongItLives) {
     fail_msg("tensor %d, %s, does not say how long it lives in backend/schedule/tensor_table.c", t,
              sluice_tensor_kind_name(t));
   }
+}
+
+/* ---- rows of chunks whose first and last one have half the rows of the others ---- */
+
+#define MOST_CHUNKS 32
+
+TEST(Starts_AnyRowsAnyN_EachRowIsInOneChunk) {
+  for (int32_t n = 1; n <= MOST_CHUNKS; ++n) {
+    for (int64_t rows = 0; rows < 200; ++rows) {
+      assert_true(sluice_uneven_chunk_start(rows, 0, n) == 0 && sluice_uneven_chunk_start(rows, n, n) == rows);
+      for (int32_t i = 0; i < n; ++i) {
+        int64_t size = sluice_uneven_chunk_start(rows, i + 1, n) - sluice_uneven_chunk_start(rows, i, n);
+        double exact = (double)rows * sluice_uneven_chunk_share(i, n);
+        assert_true(size >= 0 && (double)size > exact - 1 && (double)size < exact + 1);
+      }
+    }
+  }
+}
+
+TEST(Shares_ThreeOrMore_EndsHaveHalfOfTheOthers) {
+  assert_true(sluice_uneven_chunk_share(0, 1) == 1);
+  assert_true(sluice_uneven_chunk_share(0, 2) == 0.5 && sluice_uneven_chunk_share(1, 2) == 0.5);
+  for (int32_t n = 3; n <= MOST_CHUNKS; ++n) {
+    double end = sluice_uneven_chunk_share(0, n);
+    assert_true(end == sluice_uneven_chunk_share(n - 1, n));
+    for (int32_t i = 1; i + 1 < n; ++i) assert_true(sluice_uneven_chunk_share(i, n) == 2 * end);
+  }
+}
+
+TEST(Starts_ManyRows_DoNotOverflow) {
+  const int64_t rows = INT64_C(1) << 50;
+  assert_true(sluice_uneven_chunk_start(rows, 3, 5) == rows / 8 * 5);
 }

@@ -9,8 +9,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/planner/stages/plan_stages.h"
-#include "backend/planner/stages/test/exhaustive.h"
-#include "backend/planner/stages/test/random_problem.h"
+#include "backend/planner/stages/test/reference.h"
 #include "third_party/bazel/test.h"
 
 enum { FULL_CHAINS = 2000, DAILY_CHAINS = 150, SEED = 32 };

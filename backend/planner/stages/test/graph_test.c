@@ -9,7 +9,7 @@
 
 #include "backend/planner/stages/partition.h"
 #include "backend/planner/stages/plan_stages.h"
-#include "backend/planner/stages/test/random_problem.h"
+#include "backend/planner/stages/test/reference.h"
 #include "third_party/bazel/test.h"
 
 static int32_t times(int32_t daily, int32_t full) { return getenv("SLUICE_FULL") != NULL ? full : daily; }

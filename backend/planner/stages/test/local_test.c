@@ -5,8 +5,7 @@
 #include <math.h>
 
 #include "backend/planner/stages/local.h"
-#include "backend/planner/stages/test/exhaustive.h"
-#include "backend/planner/stages/test/random_problem.h"
+#include "backend/planner/stages/test/reference.h"
 #include "third_party/bazel/test.h"
 
 enum { NUM_STAGES = 2000, MOST_LAYERS = 7, SEED = 5 };

@@ -10,8 +10,7 @@
 
 #include "backend/planner/stages/plan_stages.h"
 #include "backend/planner/stages/model.h"
-#include "backend/planner/stages/test/exhaustive.h"
-#include "backend/planner/stages/test/random_problem.h"
+#include "backend/planner/stages/test/reference.h"
 #include "third_party/bazel/test.h"
 
 static sluice_status_t make(random_problem_t* r) {

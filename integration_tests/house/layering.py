@@ -51,8 +51,6 @@ PAIRS = {
 TOGETHER = {("pipeline", "migration")}  # a layer's move during a batch, until its commit ends
 # The implementation that chooses among its siblings, by name or by measurement, may use them.
 SELECTOR = "auto"
-# Fakes of the vendors' libraries under the vendors' names: a test puts this file into the loader's path.
-FAKE_LIBRARIES = "//capi/test/cuda:libfake_gpu.so"
 # Tests of the C ABI that include a folder of the engine, or a higher one, but are not next to it.
 ASKING = {
     ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # it writes calibrate's files while calls of the C ABI fail
@@ -97,8 +95,6 @@ def reason(edge):
         return None
     top = source.split("/")[0]
     if top in OUTSIDE:
-        if edge.is_test and edge.why.endswith(f" uses {FAKE_LIBRARIES}"):
-            return None
         if target.startswith("backend") or target.startswith("capi/"):
             return f"{top} may use //capi only"
         return None

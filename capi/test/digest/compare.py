@@ -88,7 +88,7 @@ def main():
     finally:
         leave(folder)
     found = differences(before, after)
-    print("\n".join(found[:SHOWN]))
+    print(*found[:SHOWN], sep="\n", end="\n" * bool(found))
     print(f"{len(after) - len(found)} digests are equal, {len(found)} differ: {options.base} and this tree")
     return 1 if found else 0
 

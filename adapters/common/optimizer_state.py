@@ -6,8 +6,8 @@ A keeper consists of parts, one for each kind of content. Adapters of hosts add 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,138 +42,96 @@ class Piece(NamedTuple):
         return self.count == 1
 
 
-class Keeper(Protocol):
-    """Reads and writes the state of a piece in addition to its value."""
+class Keeper:
+    """Reads and writes the state of a piece in addition to its value. By default no backward changes the state, and
+    nothing is an obstacle."""
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
         """Returns why the state of these parameters cannot be moved now; "": it can."""
-        ...
+        return ""
 
     def bytes_of(self, piece: Piece) -> int:
         """Returns the bytes of `read`'s result."""
-        ...
+        raise NotImplementedError
 
     def read(self, piece: Piece) -> Content:
         """Copies all. Collective over the ranks that hold parts of the piece."""
-        ...
+        raise NotImplementedError
 
     def still(self, piece: Piece) -> Content:
         """Returns the part of `read` that stays the same from one update to the next: all but gradients. Collective as
         `read`."""
-        ...
+        return self.read(piece)
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
         """Returns the names and dtypes of the gradients that may exist before an update."""
-        ...
+        return {}
 
     def late(self, piece: Piece) -> Content:
         """Returns the gradients that exist, even if they are an obstacle to `read`: copies, or the host's own tensors.
         Collective as `read`."""
-        ...
+        return {}
 
     def write(self, piece: Piece, content: Content) -> None:
         """Writes into the host's own tensors if they exist."""
-        ...
-
-
-class Still:
-    """Implements the common methods of parts that no backward changes."""
-
-    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
-        return ""
-
-    def read(self, piece: Piece) -> Content:
-        """See Keeper."""
         raise NotImplementedError
 
-    def still(self, piece: Piece) -> Content:
-        """See Keeper."""
-        return self.read(piece)
 
-    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """See Keeper."""
-        return {}
-
-    def late(self, piece: Piece) -> Content:
-        """See Keeper."""
-        return {}
-
-
-class Together:
+class Together(Keeper):
     """Combines several parts, whose contents have different names."""
 
     def __init__(self, *parts: Keeper) -> None:
         self._parts = parts
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
         return next(filter(None, (part.obstacle(parameters) for part in self._parts)), "")
 
     def bytes_of(self, piece: Piece) -> int:
-        """See Keeper."""
         return sum(part.bytes_of(piece) for part in self._parts)
 
     def read(self, piece: Piece) -> Content:
-        """See Keeper."""
-        return {name: value for part in self._parts for name, value in part.read(piece).items()}
+        return _merged(part.read(piece) for part in self._parts)
 
     def still(self, piece: Piece) -> Content:
-        """See Keeper."""
-        return {name: value for part in self._parts for name, value in part.still(piece).items()}
+        return _merged(part.still(piece) for part in self._parts)
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """See Keeper."""
-        return {name: dtype for part in self._parts for name, dtype in part.late_forms(piece).items()}
+        return _merged(part.late_forms(piece) for part in self._parts)
 
     def late(self, piece: Piece) -> Content:
-        """See Keeper."""
-        return {name: value for part in self._parts for name, value in part.late(piece).items()}
+        return _merged(part.late(piece) for part in self._parts)
 
     def write(self, piece: Piece, content: Content) -> None:
-        """See Keeper."""
         for part in self._parts:
             part.write(piece, content)
 
 
-class Gradient:
+class Gradient(Keeper):
     """Keeps the gradient in this attribute of a parameter."""
 
     def __init__(self, attribute: str = "grad") -> None:
         self._attribute = attribute
 
-    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
-        return ""
-
     def bytes_of(self, piece: Piece) -> int:
-        """See Keeper."""
-        grad = getattr(piece.parameter, self._attribute, None)
-        return 0 if grad is None else bytes_of(piece.of(grad))
+        return sum(map(bytes_of, self.late(piece).values()))
 
     def read(self, piece: Piece) -> Content:
-        """See Keeper."""
-        grad = getattr(piece.parameter, self._attribute, None)
-        return {} if grad is None else {self._attribute: piece.of(grad).detach().clone()}
+        return {name: grad.clone() for name, grad in self.late(piece).items()}
 
     def still(self, piece: Piece) -> Content:
-        """See Keeper."""
         return {}
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """See Keeper."""
         if not hasattr(piece.parameter, self._attribute) or not piece.parameter.requires_grad:
             return {}
         grad = getattr(piece.parameter, self._attribute)
         return {self._attribute: piece.parameter.dtype if grad is None else grad.dtype}
 
     def late(self, piece: Piece) -> Content:
-        """See Keeper."""
         grad = getattr(piece.parameter, self._attribute, None)
         return {} if grad is None else {self._attribute: piece.of(grad).detach()}
 
     def write(self, piece: Piece, content: Content) -> None:
-        """See Keeper."""
         grad, there = content.get(self._attribute), getattr(piece.parameter, self._attribute, None)
         if grad is not None and there is None:
             there = torch.zeros_like(piece.parameter)
@@ -187,7 +145,7 @@ class Gradient:
             piece.of(there).zero_()  # it has the gradients of other experts too
 
 
-class State(Still):
+class State(Keeper):
     """Keeps the state of a torch optimizer, by parameter or by the tensor that replaces the parameter there."""
 
     _PREFIX = "state "
@@ -197,18 +155,15 @@ class State(Still):
         self._kept_of = kept_of
 
     def bytes_of(self, piece: Piece) -> int:
-        """See Keeper."""
         return sum(bytes_of(value) for value in self._views(piece).values() if isinstance(value, torch.Tensor))
 
     def read(self, piece: Piece) -> Content:
-        """See Keeper."""
         return {
             self._PREFIX + key: value.detach().clone() if isinstance(value, torch.Tensor) else value
             for key, value in self._views(piece).items()
         }
 
     def write(self, piece: Piece, content: Content) -> None:
-        """See Keeper."""
         kept = of_prefix(content, self._PREFIX)
         states, key = self._kept_of(piece.parameter)
         there = states.get(key, {})
@@ -235,7 +190,7 @@ class State(Still):
         return {name: piece.of(value) for name, value in kept.items() if getattr(value, "shape", None) == shape}
 
 
-class Masters(Still):
+class Masters(Keeper):
     """Keeps the masters of 16-bit parameters, which the optimizer updates."""
 
     def __init__(self, pairs: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
@@ -250,17 +205,14 @@ class Masters(Still):
         return all(id(parameter) in self._masters for parameter in parameters)
 
     def bytes_of(self, piece: Piece) -> int:
-        """See Keeper."""
         master = self._masters.get(id(piece.parameter))
         return 0 if master is None else bytes_of(piece.of(master))
 
     def read(self, piece: Piece) -> Content:
-        """See Keeper."""
         master = self._masters.get(id(piece.parameter))
         return {} if master is None else {"master": piece.of(master).detach().clone()}
 
     def write(self, piece: Piece, content: Content) -> None:
-        """See Keeper."""
         master = self._masters.get(id(piece.parameter))
         if master is not None and "master" in content:
             piece.of(master.data).copy_(content["master"])
@@ -284,6 +236,10 @@ def of_prefix(content: Mapping[str, Any], prefix: str) -> Content:
 def bytes_of(tensor: torch.Tensor) -> int:
     """Returns the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
+
+
+def _merged(contents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {name: value for content in contents for name, value in content.items()}
 
 
 def _local(value: Any) -> Any:

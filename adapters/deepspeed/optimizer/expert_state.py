@@ -29,7 +29,7 @@ _STEP = "step"
 _NAMES = {MASTER: MASTER, GRADIENT: GRADIENT}  # names of contents that are not moments
 
 
-class Partitioned:
+class Partitioned(Keeper):
     """Masters and moments in flat buffers, each of which is partitioned over the ranks with replicas of the expert:
     ZeRO stages 1 and 2, and the bf16 optimizer. Step counts are kept per buffer. They are equal on all ranks, because
     every step updates all buffers. Gradients are in buffers too, which exist from the end of the last backward: `read`
@@ -51,7 +51,6 @@ class Partitioned:
         self._gradients = {id(p): gradient for ps, gradients in lists for p, gradient in zip(ps, gradients)}
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
         held = [getattr(self._optimizer, buffers, {}) for buffers in ("averaged_gradients", "all_grad_tensors")]
         has_any = any(value is not None for buffers in held for value in buffers.values())
         has_any |= any(any(flags) for flags in getattr(self._optimizer, "fp32_groups_has_gradients", ()))
@@ -62,7 +61,6 @@ class Partitioned:
         return ""
 
     def bytes_of(self, piece: Piece) -> int:
-        """See Keeper."""
         size = piece.parameter.numel() // piece.count * 4
         return size * (1 + len(self._keys)) if self._buffers.has(piece.parameter) else 0
 
@@ -75,16 +73,11 @@ class Partitioned:
             content[f"state {key}"] = self._gathered(piece, key)
         return content
 
-    def still(self, piece: Piece) -> Content:
-        """See Keeper."""
-        return self.read(piece)
-
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
         """See Keeper. Gradients of fewer bits are exact in float32."""
         return {GRADIENT: torch.float32} if piece.parameter.requires_grad else {}
 
     def late(self, piece: Piece) -> Content:
-        """See Keeper."""
         if not piece.parameter.requires_grad:
             return {}
         if id(piece.parameter) in self._gradients:
@@ -92,7 +85,6 @@ class Partitioned:
         return {GRADIENT: self._gathered(piece, GRADIENT)}
 
     def write(self, piece: Piece, content: Content) -> None:
-        """See Keeper."""
         if GRADIENT in content and id(piece.parameter) in self._gradients:
             self._whole_gradient(piece).copy_(content[GRADIENT].view(-1))
             content = {name: value for name, value in content.items() if name != GRADIENT}
@@ -127,7 +119,6 @@ class FusedState(State):
         self._optimizer = optimizer
 
     def write(self, piece: Piece, content: Content) -> None:
-        """See Keeper."""
         states, parameter = self._optimizer.state, piece.parameter
         before = states.get(parameter, {})
         super().write(piece, content)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from sluice.adapters.common.migration import background, moving
-from sluice.adapters.common.optimizer_state import Content, Piece, Still
+from sluice.adapters.common.optimizer_state import Content, Keeper, Piece
 from torch import nn
 
 
-class _Gathers(Still):
+class _Gathers(Keeper):
     """A keeper whose gradients are copies, as under ZeRO. unfreed: at each call, how many earlier copies are alive."""
 
     def __init__(self) -> None:
@@ -35,9 +35,6 @@ class _Gathers(Still):
         gathered = piece.parameter.detach() + 1
         self._given.append(weakref.ref(gathered))
         return {"gradient": gathered}
-
-    def write(self, piece: Piece, content: Content) -> None:
-        raise NotImplementedError
 
 
 def test_GatheredGradients_AreCopiedOneAfterTheOther() -> None:

@@ -8,19 +8,93 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from sluice import config, version
 from sluice.adapters.common import agree
-from sluice.adapters.pipelining.refusals import PLANNED, Way, reason_against, way_of
 from sluice.adapters.pipelining.stage import Batch, TorchStage
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
 from sluice.adapters.torch.split_backward import SplitBackward
 from sluice.errors import Unsupported
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
+from torch.nn.parallel import DistributedDataParallel
+
+# Policies with a fixed order (docs/pipeline.md): replicas of a stage run the same ops without messages between them.
+PLANNED = ("1f1b", "gpipe", "zero_bubble", "looped", "v")
+# Policies that always run weight gradients as separate ops.
+SPLIT = ("zero_bubble", "v")
+
+
+class Way(NamedTuple):
+    """Describes how the stages of all ranks run. policy: by name; split: weight gradients are separate ops."""
+
+    policy: str
+    placement: str
+    split: bool
+
+
+def way_of(stages: Sequence[Any], policy: str | None, split: bool | None) -> Way:
+    """Fills in defaults, and finds the placement of the stages. placement "": unknown order."""
+    policy = policy or "adaptive"
+    return Way(policy, _placement(stages, policy), policy in SPLIT if split is None else split)
+
+
+def _placement(stages: Sequence[Any], policy: str) -> str:
+    rank, ranks = stages[0].group_rank, stages[0].group_size
+    found = [stage.stage_index for stage in stages]
+    looped = [rank + ranks * k for k in range(len(stages))]
+    v_shaped = [ranks * k + (ranks - 1 - rank if k % 2 else rank) for k in range(len(stages))]
+    known = {tuple(v_shaped): "v"} if policy == "v" else {tuple(v_shaped): "v", tuple(looped): "looped"}
+    return known.get(tuple(found), "")
+
+
+def reason_against(stages: Sequence[Any], way: Way) -> str:
+    """Returns why these stages of this rank cannot run; "": they can."""
+    first = stages[0]
+    wanted = first.num_stages / first.group_size
+    indices = ", ".join(str(stage.stage_index) for stage in stages)
+    if len(stages) != wanted:
+        return (
+            f"it holds {len(stages)} of {first.num_stages} stages on {first.group_size} ranks: each rank holds "
+            f"equally many, here {wanted:g}"
+        )
+    if not way.placement:
+        return (
+            f"place {first.group_rank} of {first.group_size} holds stages {indices}: they must be looped (stage c on "
+            "rank c mod p), or a V with two on each rank (down the ranks and up again; policy v needs it), in "
+            "ascending order"
+        )
+    for stage in stages:
+        reason = _reason_against_one(stage, way)
+        if reason:
+            return f"stage {stage.stage_index}: {reason}"
+    return ""
+
+
+def _reason_against_one(stage: Any, way: Way) -> str:
+    if torch.device(stage.device).type != "cpu":
+        return f"it is on {stage.device}, but stages exchange tensors in host memory only"
+    if way.split and isinstance(stage.submod, DistributedDataParallel):
+        return "DistributedDataParallel reduces gradients in a whole backward: remove separate_wgrad or DDP"
+    if way.split and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
+        return "a compiled module runs its backward as a whole: remove separate_wgrad or torch.compile"
+    if way.split and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
+        return "FSDP is not supported with separate weight gradients: remove separate_wgrad or FSDP"
+    if way.policy in PLANNED:
+        return ""
+    for each in stage.submod.modules():
+        if isinstance(each, (FSDPModule, torch.nn.SyncBatchNorm)):
+            others = [name for name in PLANNED if not (isinstance(each, FSDPModule) and name in SPLIT)]
+            return (
+                f"{type(each).__name__} synchronizes its replicas within a pass, but policy {way.policy} does not "
+                f"fix the order of passes: use one of {', '.join(others)}"
+            )
+    return ""
+
 
 POLICIES = ("adaptive", "1f1b_hint", "backward_first", "message_driven", *PLANNED)
 
@@ -42,7 +116,15 @@ class _Arriving:
     _later: Sequence[SplitBackward] = ()  # by stage
     _has_warned_of_scaling = False
 
-    def _choose(self, policy: str | None, separate_wgrad: bool | None, in_flight: int | None) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        policy: str | None = None,
+        separate_wgrad: bool | None = None,
+        in_flight: int | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*arguments, **keywords)
         self.policy = self.policy if policy is None else policy
         self.separate_wgrad = self.separate_wgrad if separate_wgrad is None else separate_wgrad
         self.in_flight = self.in_flight if in_flight is None else in_flight
@@ -160,20 +242,8 @@ class _Arriving:
 class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
     """Runs any number of stages on each rank, looped or in V: a list of stages, or a single stage."""
 
-    def __init__(
-        self,
-        stages: Any,
-        n_microbatches: int,
-        *arguments: Any,
-        policy: str | None = None,
-        separate_wgrad: bool | None = None,
-        in_flight: int | None = None,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(
-            list(stages) if isinstance(stages, Sequence) else [stages], n_microbatches, *arguments, **keywords
-        )
-        self._choose(policy, separate_wgrad, in_flight)
+    def __init__(self, stages: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(list(stages) if isinstance(stages, Sequence) else [stages], *arguments, **keywords)
 
     def _own_stages(self) -> list[Any]:
         return self._stages
@@ -184,19 +254,6 @@ class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
 
 class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
     """Runs one stage on each rank, for code that requires torch's PipelineScheduleSingle."""
-
-    def __init__(
-        self,
-        stage: Any,
-        n_microbatches: int,
-        *arguments: Any,
-        policy: str | None = None,
-        separate_wgrad: bool | None = None,
-        in_flight: int | None = None,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(stage, n_microbatches, *arguments, **keywords)
-        self._choose(policy, separate_wgrad, in_flight)
 
     def _own_stages(self) -> list[Any]:
         return [self._stage]

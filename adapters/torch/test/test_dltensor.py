@@ -5,6 +5,7 @@ import ctypes
 
 import pytest
 import torch
+from layer_cases import reference
 from sluice._library import load
 
 T, M, H, E, K = 6, 4, 5, 3, 2
@@ -25,51 +26,33 @@ class Borrowed:
     def __init__(self, tensor, **how):
         self._capsule = tensor.__dlpack__(**how)
         self.name = _name(self._capsule)
-        self.address = _pointer(self._capsule, self.name) + OFFSETS[self.name]
-        self.pointer = load().ffi.cast("sluice_tensor_t *", self.address)
+        self.pointer = load().ffi.cast("sluice_tensor_t *", _pointer(self._capsule, self.name) + OFFSETS[self.name])
 
 
-class Layer:
-    """One rank, E experts of two Linears with ReLU."""
-
-    def __init__(self):
-        self._library = library = load()
-        ffi, lib = library.ffi, library.lib
-        context, moe = ffi.new("sluice_context_t **"), ffi.new("sluice_moe_t **")
-        library.check(lib.sluice_context_create(library.new("context_config"), ffi.NULL, context))
-        self._context = context[0]
-        config = library.new("moe_config")
-        config.model_width, config.hidden_width, config.num_experts, config.top_k = M, H, E, K
-        config.dtype, config.activation = ffi.integer_const("SLUICE_DTYPE_F32"), 1
-        library.check(lib.sluice_moe_create(self._context, config, moe))
-        self._moe = moe[0]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._library.lib.sluice_moe_destroy(self._moe)
-        self._library.lib.sluice_context_destroy(self._context)
-
-    def forward(self, tokens, ids, weights, w1, w2, out, **how):
-        """Passes every tensor by its DLTensor, and the experts' tensors, which are in arrays, by a copy of it."""
-        library, ffi = self._library, self._library.ffi
-        of_call = [Borrowed(tensor, **how) for tensor in (tokens, ids, weights, out)]
-        params = ffi.new("sluice_expert_tensors_t *")
-        params.struct_size = ffi.sizeof(params[0])
-        arrays, experts = [], []
-        for name, tensors in (("w1", w1), ("w2", w2)):
-            array = ffi.new("sluice_tensor_t[]", E)
-            for index in range(E):
-                experts.append(Borrowed(tensors[index], **how))
-                array[index] = experts[-1].pointer[0]
-            setattr(params, name, array)
-            arrays.append(array)
-        args = library.new("moe_forward_args")
-        args.tokens, args.expert_ids, args.route_weights, args.out_tokens = (each.pointer for each in of_call)
-        args.params = params
-        library.check(library.lib.sluice_moe_forward(self._moe, args, ffi.NULL, ffi.NULL))
-        return {each.name for each in [*of_call, *experts]}
+def forward(given, how):
+    """Runs E experts of two Linears with ReLU. Passes every tensor by its DLTensor, and the experts' tensors, which are
+    in arrays, by a copy of it. Returns the names of the capsules."""
+    library = load()
+    ffi, lib = library.ffi, library.lib
+    context, moe = ffi.new("sluice_context_t **"), ffi.new("sluice_moe_t **")
+    library.check(lib.sluice_context_create(library.new("context_config"), ffi.NULL, context))
+    config = library.new("moe_config")
+    config.model_width, config.hidden_width, config.num_experts, config.top_k = M, H, E, K
+    config.dtype, config.activation = ffi.integer_const("SLUICE_DTYPE_F32"), 1
+    library.check(lib.sluice_moe_create(context[0], config, moe))
+    of_call = [Borrowed(given[name], **how) for name in ("tokens", "ids", "weights", "out")]
+    experts = [[Borrowed(tensor, **how) for tensor in given[name]] for name in ("w1", "w2")]
+    arrays = [ffi.new("sluice_tensor_t[]", [each.pointer[0] for each in tensors]) for tensors in experts]
+    params = ffi.new("sluice_expert_tensors_t *")
+    params.struct_size = ffi.sizeof(params[0])
+    params.w1, params.w2 = arrays
+    args = library.new("moe_forward_args")
+    args.tokens, args.expert_ids, args.route_weights, args.out_tokens = (each.pointer for each in of_call)
+    args.params = params
+    library.check(lib.sluice_moe_forward(moe[0], args, ffi.NULL, ffi.NULL))
+    lib.sluice_moe_destroy(moe[0])
+    lib.sluice_context_destroy(context[0])
+    return {each.name for each in (*of_call, *experts[0], *experts[1])}
 
 
 def values():
@@ -88,13 +71,9 @@ def values():
     }
 
 
-def plain(tokens, ids, weights, w1, w2, **_):
-    out = torch.zeros(T, M)
-    for t, chosen in enumerate(ids.tolist()):
-        for k, e in enumerate(chosen):
-            if e >= 0:
-                out[t] += weights[t, k] * (w2[e] @ torch.relu(w1[e] @ tokens[t]))
-    return out
+def plain(given):
+    experts = [{"w1": w1, "w2": w2} for w1, w2 in zip(given["w1"], given["w2"])]
+    return reference(given["tokens"], given["ids"], given["weights"], experts, "relu")
 
 
 def spread(tensor):
@@ -121,18 +100,16 @@ FORMS["i64 ids, K-major"] = lambda given: {**given, "ids": given["ids"].long().t
 @pytest.mark.parametrize("form", FORMS)
 def test_DLTensor_OfARealCapsule_IsTakenAsItIs(form, host, how):
     given = FORMS[form](values())
-    wanted = plain(**given)
+    wanted = plain(given)
     arrays = given if host == "torch" else {name: tensor.numpy() for name, tensor in given.items()}
-    with Layer() as layer:
-        names = layer.forward(**arrays, **how)
-    assert names == {b"dltensor_versioned" if how else b"dltensor"}
+    assert forward(arrays, how) == {b"dltensor_versioned" if how else b"dltensor"}
     torch.testing.assert_close(given["out"], wanted)  # numpy's array shares its memory
 
 
 def test_DLTensor_WithAByteOffset_IsReadFromThere():
     """Neither host sets the offset; others do (DLPack wants `data` aligned there)."""
     given = values()
-    wanted = plain(**given)
+    wanted = plain(given)
     wide = torch.cat([torch.full((1, M), float("nan")), given["tokens"]])
     borrowed = Borrowed(wide[1:])
     borrowed.pointer.data = load().ffi.cast("void *", wide.data_ptr())
@@ -142,6 +119,5 @@ def test_DLTensor_WithAByteOffset_IsReadFromThere():
         def __dlpack__(self, **_):
             return borrowed._capsule
 
-    with Layer() as layer:
-        layer.forward(**{**given, "tokens": Moved()})
+    forward({**given, "tokens": Moved()}, {})
     torch.testing.assert_close(given["out"], wanted)

@@ -131,6 +131,7 @@ def test_Sources_WithTheTorchOfAGpuMachine_Compile():
 
 
 SOMEBODY = 4242  # a user that is not this one
+STRANGE = f"it belongs to user {SOMEBODY}"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 
@@ -149,74 +150,58 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_Ensure_SecondTime_LoadsWhatItMade(cache, tmp_path, capfd):
-    path = build.ensure()
-    assert path.startswith(f"{cache}/") and calls(tmp_path) == ONCE
-    assert build.ensure() == path and calls(tmp_path) == ONCE
-    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
-    assert "not loaded" not in capfd.readouterr().err
-
-
-def test_Ensure_UnderALooseUmask_LoadsWhatItMade(cache, tmp_path):
+@pytest.mark.parametrize("mask", [0o022, 0])
+def test_Ensure_SecondTime_LoadsWhatItMade(cache, tmp_path, capfd, mask):
     """Files of users with a umask of 002 or 0 are not treated as files that others could have written."""
-    before = os.umask(0)
+    before = os.umask(mask)
     try:
         path = build.ensure()
     finally:
         os.umask(before)
+    assert path.startswith(f"{cache}/") and calls(tmp_path) == ONCE
     assert build.ensure() == path and calls(tmp_path) == ONCE
     assert not os.stat(path).st_mode & 0o022 and not os.stat(f"{path}.stamp").st_mode & 0o022
+    assert stat.S_IMODE(cache.stat().st_mode) == stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    assert "not loaded" not in capfd.readouterr().err
 
 
-def _change(path, how):
-    stamp = json.loads(open(f"{path}.stamp").read())
-    if how == "tampered":
-        with open(path, "a") as file:
-            file.write("x")
-    elif how == "link":
-        os.rename(path, f"{path}.real")
-        os.symlink(f"{path}.real", path)
-    elif how == "owner":
-        os.chown(path, SOMEBODY, -1)
-    elif how == "stamp's owner":
-        os.chown(f"{path}.stamp", SOMEBODY, -1)
-    elif how == "mode":
-        os.chmod(path, 0o757)
-    elif how == "no stamp":
-        os.remove(f"{path}.stamp")
-    elif how == "torn stamp":
-        os.truncate(f"{path}.stamp", 20)
-    elif how == "public hash":  # the stamp of earlier versions
-        with open(f"{path}.stamp", "w") as file:
-            file.write(stamp["made_from"])
-    else:
-        with open(f"{path}.stamp", "w") as file:
-            json.dump({**stamp, how: "another"}, file)
+def _linked(path):
+    os.rename(path, f"{path}.real")
+    os.symlink(f"{path}.real", path)
 
 
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("tampered", "not what its stamp says"),
-        ("link", "it is a symbolic link"),
-        pytest.param("owner", "it belongs to user 4242", marks=as_root),
-        pytest.param("stamp's owner", "it belongs to user 4242", marks=as_root),
-        ("mode", "every user can write it"),
-        ("no stamp", ""),
-        ("torn stamp", "it has no valid stamp"),
-        ("public hash", "it has no valid stamp"),
-        ("sha256", "not what its stamp says"),
-        ("machine", "its machine is 'another'"),
-        ("libc", "its libc is 'another'"),
-        ("compiler", "its compiler is 'another', here it is 'stub 1'"),
-        ("torch", "its torch is 'another'"),
-        ("python", "its python is 'another'"),
-        ("made_from", "its made_from is 'another'"),
-    ],
-)
-def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAgainWithAWord(cache, tmp_path, capfd, how, says):
+def _stamped(name):
+    """Returns a function that changes this field of the stamp."""
+
+    def change(path):
+        stamp = pathlib.Path(f"{path}.stamp")
+        stamp.write_text(json.dumps({**json.loads(stamp.read_text()), name: "another"}))
+
+    return change
+
+
+# By name: a change of the object at a path, or of its stamp, and the reason why it is made again.
+CHANGES = {
+    "tampered": (lambda path: pathlib.Path(path).write_text("x"), "not what its stamp says"),
+    "link": (_linked, "it is a symbolic link"),
+    "owner": (lambda path: os.chown(path, SOMEBODY, -1), STRANGE),
+    "owner of the stamp": (lambda path: os.chown(f"{path}.stamp", SOMEBODY, -1), STRANGE),
+    "mode": (lambda path: os.chmod(path, 0o757), "every user can write it"),
+    "no stamp": (lambda path: os.remove(f"{path}.stamp"), ""),
+    "torn stamp": (lambda path: os.truncate(f"{path}.stamp", 20), "it has no valid stamp"),
+    "hash alone": (lambda path: pathlib.Path(f"{path}.stamp").write_text("f" * 64), "it has no valid stamp"),
+    "sha256": (_stamped("sha256"), "not what its stamp says"),
+    "compiler": (_stamped("compiler"), "its compiler is 'another', here it is 'stub 1'"),
+}
+for field in ("machine", "libc", "torch", "python", "made_from"):
+    CHANGES[field] = (_stamped(field), f"its {field} is 'another'")
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=as_root) if "owner" in how else how for how in CHANGES])
+def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAgainWithAWord(cache, tmp_path, capfd, how):
+    change, says = CHANGES[how]
     path = build.ensure()
-    _change(path, how)
+    change(path)
     capfd.readouterr()
     assert build.ensure() == path and calls(tmp_path) == 2 * ONCE
     assert says in capfd.readouterr().err
@@ -225,15 +210,8 @@ def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAgainWithAWord(cache, tmp_path, ca
 
 
 @pytest.mark.parametrize("which", ["folder", "cache", "parent"])
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("group", "its group can write it"),
-        ("all", "every user can write it"),
-        pytest.param("owner", "it belongs to user 4242", marks=as_root),
-    ],
-)
-def test_Ensure_FolderThatOthersCanWrite_IsRefused(cache, tmp_path, monkeypatch, which, how, says):
+@pytest.mark.parametrize("how", ["group", "all", pytest.param("owner", marks=as_root)])
+def test_Ensure_FolderThatOthersCanWrite_IsRefused(cache, tmp_path, monkeypatch, which, how):
     parent = tmp_path / "parent"
     parent.mkdir(mode=0o755)
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(parent / "cache"))
@@ -243,15 +221,12 @@ def test_Ensure_FolderThatOthersCanWrite_IsRefused(cache, tmp_path, monkeypatch,
         os.chown(folder, SOMEBODY, -1)
     else:
         os.chmod(folder, 0o770 if how == "group" else 0o707)
-        os.chown(folder, -1, _group_of_others())
+        os.chown(folder, -1, 1 if os.geteuid() == 0 else os.getegid())  # a group of others
+    says = {"group": "its group can write it", "all": "every user can write it", "owner": STRANGE}[how]
     with pytest.raises(NotFound, match=says) as refused:
         build.ensure()
     assert folder in str(refused.value) and "set SLUICE_CACHE_DIR" in str(refused.value)
     assert calls(tmp_path) == ONCE
-
-
-def _group_of_others():
-    return 1 if os.geteuid() == 0 else os.getegid()
 
 
 def test_Ensure_StickyParent_IsFineButAStickyFolderIsNot(cache, tmp_path, monkeypatch):
@@ -268,7 +243,7 @@ def test_Ensure_StickyParent_IsFineButAStickyFolderIsNot(cache, tmp_path, monkey
     if os.geteuid() == 0:  # another user's cache matches this user's machine, torch and compiler exactly
         for planted in (os.path.dirname(path), path, f"{path}.stamp"):
             os.chown(planted, SOMEBODY, -1)
-        with pytest.raises(NotFound, match=f"{os.path.dirname(path)}: it belongs to user 4242"):
+        with pytest.raises(NotFound, match=f"{os.path.dirname(path)}: {STRANGE}"):
             build.ensure()
 
 
@@ -286,7 +261,7 @@ def test_Ensure_LinksOnTheWay_AreFollowedUnlessOthersMadeThem(cache, tmp_path, m
     os.chmod(tmp_path / "disk", 0o755)
     if os.geteuid() == 0:
         os.lchown(link, SOMEBODY, -1)
-        with pytest.raises(NotFound, match="it belongs to user 4242"):
+        with pytest.raises(NotFound, match=STRANGE):
             build.ensure()
 
 
@@ -304,12 +279,22 @@ def test_Ensure_NextToThePackage_IsAsTrustedAsItsOwner(cache, tmp_path, capfd):
         assert build.ensure() == cached
 
 
+@pytest.fixture
+def give_package(cache, tmp_path, monkeypatch):
+    """Returns a function that gives the package to another user."""
+
+    def give():
+        module = tmp_path / "package" / "build.py"
+        module.write_text("")
+        os.chown(module, SOMEBODY, -1)
+        monkeypatch.setattr(build, "__file__", str(module))
+
+    return give
+
+
 @as_root
-def test_Ensure_OwnerOfThePackage_IsAsGoodAsThisUserThereAlone(cache, tmp_path, monkeypatch):
-    module = tmp_path / "package" / "build.py"
-    module.write_text("")
-    os.chown(module, SOMEBODY, -1)
-    monkeypatch.setattr(build, "__file__", str(module))
+def test_Ensure_OwnerOfThePackage_IsAsGoodAsThisUserThereAlone(cache, tmp_path, give_package):
+    give_package()
     cached = build.ensure()
     os.chown(cached, SOMEBODY, -1)
     assert build.ensure() == cached and os.stat(cached).st_uid == 0 and calls(tmp_path) == 2 * ONCE
@@ -411,18 +396,10 @@ def test_Ensure_ShippedOne_FitsEveryBuildOfItsRelease(cache, monkeypatch, local)
     assert build.ensure() == path
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"torch": "2.13.0 of other sources"}, "its torch is '2.13.0 of other sources'"),
-        ({"made_from": "another"}, "its made_from is 'another'"),
-        ({"machine": "another"}, "its machine is 'another'"),
-        ({"sha256": "another"}, "not what its stamp says"),
-    ],
-)
-def test_Ensure_ShippedOneThatDoesNotFit_IsPassedOverWithAWord(cache, capfd, changes, says):
-    ship(**changes)
-    assert build.ensure().startswith(f"{cache}/") and says in capfd.readouterr().err
+@pytest.mark.parametrize("field", ["torch", "made_from", "machine", "sha256"])
+def test_Ensure_ShippedOneThatDoesNotFit_IsPassedOverWithAWord(cache, capfd, field):
+    _stamped(field)(ship())
+    assert build.ensure().startswith(f"{cache}/") and CHANGES[field][1] in capfd.readouterr().err
 
 
 def test_Ensure_AnotherRelease_HasNone(cache, monkeypatch):
@@ -432,13 +409,10 @@ def test_Ensure_AnotherRelease_HasNone(cache, monkeypatch):
 
 
 @as_root
-def test_Ensure_ShippedOne_IsAsTrustedAsThePackagesOwner(cache, tmp_path, monkeypatch, capfd):
+def test_Ensure_ShippedOne_IsAsTrustedAsThePackagesOwner(cache, capfd, give_package):
     path = ship()
     os.chown(path, SOMEBODY, -1)
-    assert build.ensure() != path and f"it belongs to user {SOMEBODY}" in capfd.readouterr().err
+    assert build.ensure() != path and STRANGE in capfd.readouterr().err
     os.chown(f"{path}.stamp", SOMEBODY, -1)
-    module = tmp_path / "package" / "build.py"
-    module.write_text("")
-    os.chown(module, SOMEBODY, -1)
-    monkeypatch.setattr(build, "__file__", str(module))
+    give_package()
     assert build.ensure() == path

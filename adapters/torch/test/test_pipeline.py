@@ -11,8 +11,9 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from layer_cases import raises
 from sluice.adapters.torch import Edge, EpGroup, Pipeline, PipelineConfig
-from sluice.errors import SluiceError
+from sluice.errors import InvalidArgument, PeerRefused
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -84,7 +85,7 @@ class _Carrier:
 
 
 def carried(transport):
-    """Sends tensors of every dtype and shape, and none, in both directions. Tensors may outlive the pipeline."""
+    """Tensors of every dtype and shape, and none, arrive in both directions. Tensors may outlive the pipeline."""
     stages, rank = dist.get_world_size(), dist.get_rank()
     group = _group(transport)
     pipeline = _pipeline(group, in_flight=3)
@@ -100,7 +101,7 @@ def carried(transport):
         assert torch.equal(found, copy)
     assert stats["num_batches"] == 3
     assert stats["messages_sent"] == (rank < stages - 1) * 21 + (rank > 0) * 14
-    return stage.seen
+    assert stage.seen > 0
 
 
 def _check_timelines(pipeline, stages, micro_batches):
@@ -157,26 +158,22 @@ def _in_one_process(stages, micro_batches):
 
 
 def failed(where, at):
-    """Raises in a callback twice, then runs the batch. Returns (errors, whether the gradient is correct, is freed)."""
+    """A callback raises twice, which all ranks are told. Then the batch is right, and the pipeline is freed."""
     stages, rank = dist.get_world_size(), dist.get_rank()
     group = _group()
     pipeline = _pipeline(group)
-    told = []
     for _ in range(2):
-        stage = _Chain(rank, stages, (where, 2) if rank == at else None)
-        try:
-            pipeline.run(stage, 5)
-            told.append(("none", ""))
-        except Exception as error:
-            told.append((type(error).__name__, str(error)))
+        told = f"rank {at}.*ValueError: out of order"
+        with pytest.raises(ValueError if rank == at else PeerRefused, match="^out of order$" if rank == at else told):
+            pipeline.run(_Chain(rank, stages, (where, 2) if rank == at else None), 5)
     stage = _Chain(rank, stages)
     pipeline.run(stage, 5)
-    good = torch.equal(stage.weight.grad, _in_one_process(stages, 5)[rank])
+    assert torch.equal(stage.weight.grad, _in_one_process(stages, 5)[rank])
     reference = weakref.ref(pipeline)
     del pipeline
     gc.collect()
     group.close()
-    return told, good, reference() is None
+    assert reference() is None
 
 
 def _inside(run):
@@ -198,7 +195,7 @@ def _inside(run):
 
 
 def interrupted():
-    """Sends Ctrl-C to a rank that waits for a message, while the other computes."""
+    """Ctrl-C on a rank that waits for a message is raised there, and told to the other, which computes."""
     rank = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
     group = _group()
@@ -226,60 +223,39 @@ def interrupted():
             return forward(micro_batch, given)
 
         stage.forward = slow
-    told = "none"
-    try:
+    words = "" if rank == 1 else "rank 1.*(KeyboardInterrupt|interrupted)"  # in a callback, or while it waited
+    with pytest.raises(KeyboardInterrupt if rank == 1 else PeerRefused, match=words):
         pipeline.run(stage, 2)
-    except KeyboardInterrupt:
-        told = "KeyboardInterrupt"
-    except SluiceError as error:
-        told = f"{type(error).__name__}: {error}"
     group.close()
-    return told
 
 
 def refused():
-    """A policy that does not exist, and a tensor that a pipeline does not carry."""
+    """A policy that does not exist, and a tensor that a pipeline does not carry, are refused by name on all ranks."""
     rank = dist.get_rank()
-    told = []
     stage = _Chain(rank, 2)
     if rank == 0:
         stage.forward = lambda micro_batch, given: Edge([torch.eye(3).to_sparse()])
-    for config in ({"policy": "fastest"}, {}):
+    for config, kind, words in (
+        ({"policy": "fastest"}, InvalidArgument, "fastest"),
+        ({}, PeerRefused if rank else InvalidArgument, "sparse"),
+    ):
         group = _group()
-        try:
+        with raises(kind, words):
             _pipeline(group, **config).run(stage, 2)
-            told.append("none")
-        except SluiceError as error:
-            told.append(f"{type(error).__name__}: {error}")
         group.close()
-    return told
 
 
-@pytest.mark.parametrize("world,transport", [(4, None), (2, "c10d")])
-def test_Edges_TensorsOfEveryDtypeAndShape_ArriveAsTheyWere(world, transport):
-    seen = ranks.run(world, carried, transport=transport)
-    assert min(seen) > 0
+# Jobs, which check and describe a claim: numbers of ranks, and arguments.
+JOBS = [
+    (carried, 4, {"transport": None}),
+    (carried, 2, {"transport": "c10d"}),
+    (failed, 3, {"where": "load", "at": 0}),
+    (failed, 3, {"where": "backward", "at": 2}),
+    (interrupted, 2, {}),
+    (refused, 2, {}),
+]
 
 
-@pytest.mark.parametrize("where,at", [("load", 0), ("backward", 2)])
-def test_CallbackRaises_AllAreToldAndTheNextBatchIsRight(where, at):
-    for rank, (told, good, gone) in enumerate(ranks.run(3, failed, where=where, at=at)):
-        for kind, text in told:
-            if rank == at:
-                assert (kind, text) == ("ValueError", "out of order")
-            else:
-                assert kind == "PeerRefused" and f"rank {at}" in text and "ValueError: out of order" in text, text
-        assert good and gone
-
-
-def test_CtrlC_WhileAStageWaits_IsRaisedThereAndToldToTheOthers():
-    first, second = ranks.run(2, interrupted)
-    assert second == "KeyboardInterrupt"
-    assert "PeerRefused" in first and "rank 1" in first, first
-    assert "KeyboardInterrupt" in first or "interrupted" in first, first  # in a callback, or while it waited
-
-
-def test_Refused_ByNameOnAllRanks():
-    for rank, (unknown, sparse) in enumerate(ranks.run(2, refused)):
-        assert unknown.startswith("InvalidArgument") and "fastest" in unknown, unknown
-        assert sparse.startswith("PeerRefused" if rank else "InvalidArgument") and "sparse" in sparse, sparse
+@pytest.mark.parametrize("job, world, arguments", JOBS)
+def test_Job_OnSoManyRanks_HoldsWhatItChecks(job, world, arguments):
+    ranks.run(world, job, **arguments)

@@ -5,18 +5,20 @@ import os
 import re
 import warnings
 
+import pytest
 import ranks
 import torch
-from layer_cases import Case, world
+from layer_cases import Case, raises, world
 from sluice.adapters.torch import Context, EpGroup
 from sluice.errors import Mismatch, NotFound, PeerRefused
 
 MESSAGES = {"gloo:recv": "R", "gloo:send": "S"}  # torch's profiler names gloo's messages so, when they are posted
 
 
-def _train(group):
+def _train(ranks, transport=None):
+    """Trains over a group, and returns its transport and the bytes sent."""
     W, rank = world()
-    case = Case(W, tokens=(60, 25, 9), n=3, seed=101)
+    case, group = Case(W, tokens=(60, 25, 9), n=3, seed=101), EpGroup.for_ranks(ranks, transport=transport)
     context = Context(group)
     case.check(case.layer(context), rank)
     sent = context.stats()["bytes_sent"]
@@ -25,11 +27,13 @@ def _train(group):
 
 
 def named():
-    """Runs each transport by name, and the transport that Sluice chooses, in one process."""
+    """Each transport by name, and the transport that Sluice chooses, train the same, in one process."""
     ranks = range(world()[0])
     groups = {name: EpGroup.for_ranks(ranks, transport=name) for name in (None, "tcp", "c10d")}
     assert EpGroup.for_ranks(ranks, transport="c10d") is groups["c10d"] is not groups["tcp"]
-    return {name: _train(group) for name, group in groups.items()}
+    found = {name: _train(ranks, name) for name in groups}
+    assert {name: carried for name, (carried, _) in found.items()} == {None: "tcp", "tcp": "tcp", "c10d": "host"}
+    assert len({sent for _, sent in found.values()}) == 1 and found["tcp"][1] > 0
 
 
 def unreachable():
@@ -40,28 +44,22 @@ def unreachable():
         os.environ["SLUICE_SOCKET_IFNAME"] = "nosuch0"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        chosen = _train(EpGroup.for_ranks(range(W)))
-    words = [str(w.message) for w in caught if "go through gloo" in str(w.message)]
+        assert _train(range(W))[0] == "host"
+    assert sum("go through gloo" in str(w.message) for w in caught) == 1, caught
     group = EpGroup.for_ranks(range(W), transport="tcp")
-    refused = None
-    try:
+    with raises(NotFound if rank == 1 else PeerRefused, "nosuch0" if rank == 1 else "rank 1", -1 if rank == 1 else 1):
         Context(group)
-    except (NotFound, PeerRefused) as error:
-        refused = type(error).__name__, error.peer, str(error)
     group.close()
     os.environ.pop("SLUICE_SOCKET_IFNAME", None)
-    return chosen, words, refused, _train(EpGroup.for_ranks(range(W), transport="tcp"))
+    assert _train(range(W), "tcp")[0] == "tcp"
 
 
 def different():
-    """If ranks request different transports, all fail at once; afterwards they can agree."""
+    """If ranks request different transports, all fail at once and are told both; afterwards they can agree."""
     W, rank = world()
-    try:
+    with raises(Mismatch, "rank 0: chosen by Sluice, rank 1: tcp"):
         EpGroup.for_ranks(range(W), transport="tcp" if rank == 1 else None)
-        raise AssertionError("ranks that differ made a group")
-    except Mismatch as error:
-        text = str(error)
-    return text, _train(EpGroup.for_ranks(range(W), transport="tcp"))
+    assert _train(range(W), "tcp")[0] == "tcp"
 
 
 def posted():
@@ -88,25 +86,9 @@ def posted():
     return forward, backward
 
 
-def test_Transport_EachByName_TrainsTheSame():
-    for found in ranks.run(3, named):
-        assert {name: carried for name, (carried, _) in found.items()} == {None: "tcp", "tcp": "tcp", "c10d": "host"}
-        assert len({sent for _, sent in found.values()}) == 1 and found["tcp"][1] > 0
-
-
-def test_Transport_OneRankCannotConnect_AllUseGlooOrAllFail():
-    results = ranks.run(3, unreachable)
-    for rank, (chosen, words, (kind, peer, text), afterwards) in enumerate(results):
-        assert chosen[0] == "host" and len(words) == 1, (chosen, words)
-        assert (kind, peer) == (("NotFound", -1) if rank == 1 else ("PeerRefused", 1))
-        assert "nosuch0" in text if rank == 1 else "rank 1" in text
-        assert afterwards[0] == "tcp"
-
-
-def test_Transport_RanksThatDiffer_AllAreToldBoth():
-    for text, afterwards in ranks.run(2, different):
-        assert "rank 0: chosen by Sluice" in text and "rank 1: tcp" in text, text
-        assert afterwards[0] == "tcp"
+@pytest.mark.parametrize("job, world", [(named, 3), (unreachable, 3), (different, 2)])
+def test_Job_OnSoManyRanks_HoldsWhatItChecks(job, world):
+    ranks.run(world, job)
 
 
 def test_Gloo_EachExchangeOfALayer_PostsItsReceivesBeforeItsSends():

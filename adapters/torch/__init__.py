@@ -6,22 +6,20 @@ with tensors. Framework adapters are built on these three. This package imports 
 """
 
 from .accumulate import Sums, parameters_behind
-from .casting import CastingLayer
+from .casting import CastingLayer, PackedLayer
 from .context import Context, ContextOptions, divide_budget
 from .experts import CallbackExperts
+from .function import watcher
 from .group import EpGroup
 from .layer import MoeLayer, Placement
 from .layer_config import MoeConfig, Swiglu
-from .layer_move import LayerMove
 from .lora import Lora
-from .migration import Arriving, Leaving, Migration
+from .migration import Arriving, LayerMove, Leaving, Migration
 from .options import layer_options, refused_policy
-from .packed import PackedLayer
 from .pipeline import Edge, Pipeline, PipelineConfig, SplitBackwardStage, Stage
 from .placement import device_of
 from .quantised import Format, check_weights, dequantise, quantise
 from .stacked import StackedLayer
-from .watchers import watcher
 
 __all__ = [
     "SplitBackwardStage",

@@ -18,6 +18,14 @@ import torch
 from ..._library import Library
 from ...errors import External, from_status
 
+_ADDRESS, _TEXT = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int32)
+
+
+def _function(handle: Any, name: str, result: Any, *arguments: Any) -> Any:
+    found = getattr(handle, f"sluice_torch_{name}")
+    found.restype, found.argtypes = result, arguments
+    return found
+
 
 class Native:
     """Loads the functions of the shared object at `path`."""
@@ -25,30 +33,20 @@ class Native:
     def __init__(self, path: str) -> None:
         self.path = path
         handle = ctypes.CDLL(path)
-        self._open = handle.sluice_torch_comm_open
-        self._open.restype = ctypes.c_int32
-        self._open.argtypes = [ctypes.c_char_p] + [ctypes.c_void_p] * 2 + [ctypes.c_char_p, ctypes.c_int32]
+        self._open = _function(handle, "comm_open", ctypes.c_int32, ctypes.c_char_p, *[_ADDRESS] * 2, *_TEXT)
         self.gemm_address = ctypes.cast(handle.sluice_torch_gemm, ctypes.c_void_p).value
         # These make a few system calls at most, so that releasing the GIL is not worth it.
         quick = ctypes.PyDLL(path)
-        self.interrupt_enter = quick.sluice_torch_interrupt_enter
-        self.interrupt_leave = quick.sluice_torch_interrupt_leave
-        for function in (self.interrupt_enter, self.interrupt_leave):
-            function.restype = None
-            function.argtypes = []
-        self.may_accumulate = quick.sluice_torch_may_accumulate
-        self.may_accumulate.restype = ctypes.c_int32
-        self.may_accumulate.argtypes = [*[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self.interrupt_enter = _function(quick, "interrupt_enter", None)
+        self.interrupt_leave = _function(quick, "interrupt_leave", None)
+        numbers = [ctypes.c_int64] * 2
+        self.may_accumulate = _function(
+            quick, "may_accumulate", ctypes.c_int32, *numbers, _ADDRESS, ctypes.c_int64, _ADDRESS
+        )
         # This releases the GIL, because the call may first free idle memory.
-        self.take_gradient = handle.sluice_torch_take_gradient
-        self.take_gradient.restype = ctypes.c_int32
-        self.take_gradient.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-        self.give_back_gradients = handle.sluice_torch_give_back_gradients
-        self.give_back_gradients.restype = None
-        self.give_back_gradients.argtypes = []
-        self._gradient_pool = quick.sluice_torch_gradient_pool
-        self._gradient_pool.restype = None
-        self._gradient_pool.argtypes = [ctypes.c_void_p]
+        self.take_gradient = _function(handle, "take_gradient", ctypes.c_int32, _ADDRESS, _ADDRESS, ctypes.c_uint64)
+        self.give_back_gradients = _function(handle, "give_back_gradients", None)
+        self._gradient_pool = _function(quick, "gradient_pool", None, _ADDRESS)
 
     def gradient_pool(self) -> tuple[int, ...]:
         """Returns the four numbers of sluice_torch_gradient_pool."""

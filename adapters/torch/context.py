@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import threading
 import weakref
 from collections.abc import Sequence
@@ -23,41 +24,12 @@ from . import tuner
 from ._native import generation, native
 from .gradient_pool import give_back
 from .group import EpGroup
-from .options import fill
+from .options import fill, values_of
 from .placement import placement_of
 
 _LANES = ("compute", "comm", "copy_out", "copy_in")
 _DIRECTIONS = ("forward", "backward")
 _SEVERAL = -1  # not the number of a thread
-_STATS = (
-    "current_bytes",
-    "peak_bytes",
-    "slot_bytes",
-    "saved_bytes",
-    "bytes_sent",
-    "num_passes",
-    "compute_ns",
-    "comm_ns",
-    "comm_cpu_ns",
-    "pass_ns",
-    "last_num_chunks",
-    "last_is_settled",
-    "num_walks",
-    "bind_cpu_ns",
-    "walk_cpu_ns",
-    "wait_ns",
-    "num_wakes",
-    "wake_cpu_ns",
-    "num_readings",
-    "readings_cpu_ns",
-    "num_pool_allocations",
-    "idle_pool_bytes",
-    "num_fallback_chunks",
-    "num_outstanding",
-    "most_outstanding",
-    "planned_outstanding",
-)
-
 
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
@@ -243,31 +215,40 @@ class Context:
 
     def decisions_json(self) -> str:
         """Returns the decisions as JSON, for a file that a later run names as the tuner's "pinned" or "decisions"."""
-        return tuner.decisions_json(self.handle)
+        return load().text(load().lib.sluice_context_write_decisions, self.handle)
 
     def learn(self, text: str) -> None:
         """Imports the decisions of another context's `decisions_json` for those kinds of layers and sizes of batches
         for which this context has none. Called on all ranks with the same text."""
-        tuner.learn(self.handle, text)
+        given = json.loads(text)
+        known = {(each["layer"], each["rows"]) for each in self.answers()}
+        given["answers"] = [each for each in given["answers"] if (each["layer"], each["rows"]) not in known]
+        if given["answers"]:
+            tuner.read_decisions(self.handle, json.dumps(given).encode())
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the decisions as plain values, one for each kind of layer and size of batch."""
-        return tuner.answers(self.handle)
+        return list(json.loads(self.decisions_json())["answers"])
 
     def machine_json(self) -> str:
-        """Returns the tuner's machine, corrected by steps, for `sluice plan --machine` or "tuner": {"machine": ...}."""
-        return tuner.machine_json(self.handle)
+        """Returns the tuner's machine, corrected by steps, for `sluice plan --machine` or "tuner": {"machine": ...}.
+        InvalidState if it has none, or too few steps have run."""
+        return load().text(load().lib.sluice_context_write_machine, self.handle)
 
     def tuner_stats(self) -> dict[str, Any]:
         """Returns passes timed and raced, seconds that races cost, how often the papers' hypotheses held."""
-        return tuner.stats(self.handle)
+        library = load()
+        out = library.ffi.new("sluice_tuner_stats_t *")
+        out.struct_size = library.ffi.sizeof(out[0])
+        library.check(library.lib.sluice_context_tuner_stats(self.handle, out))
+        return values_of(out)
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """Returns bytes, times and counts of all passes so far."""
         library = load()
         out = self._raw_stats
         library.check(library.lib.sluice_context_get_stats(self.handle, int(reset_peak), out))
-        values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
+        values = values_of(out)
         values["gemm"] = library.ffi.string(out.gemm).decode()
         values["last_deduplicate"] = tuner.DEDUPLICATIONS[out.last_deduplicate]
         values["deduplication"] = tuner.deduplication(self.handle)

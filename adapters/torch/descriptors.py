@@ -10,8 +10,7 @@ import torch
 
 from ..._library import load
 from ...errors import InvalidArgument
-from .dlpack import FORMS
-from .placement import Placement, placement_of
+from .placement import FORMS, Placement, placement_of
 
 
 def config_dtype(dtype: torch.dtype) -> int:

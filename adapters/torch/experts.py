@@ -10,6 +10,7 @@ and in the same order on every rank.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from ..._library import load
 from .placement import Placement
-from .rng_and_autocast import RngAndAutocast
 
 
 class CallbackExperts:
@@ -99,6 +99,52 @@ def _saved_as_they_are() -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
+class RngAndAutocast:
+    """Saves autocast and random states in its constructor. A backward runs outside of the forward's autocast."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        kind = device.type
+        self._autocast: dict[str, Any] = {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        self._random: list[torch.Tensor] | None = self._random_now()
+
+    def _random_now(self) -> list[torch.Tensor]:
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return states
+
+    def _set_random(self, states: list[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], self._device)
+
+    def unless_random(self) -> RngAndAutocast:
+        """Returns self, without random states if no number was drawn since: few experts draw, and a state has 5 KB."""
+        if all(torch.equal(then, now) for then, now in zip(self._random or [], self._random_now())):
+            self._random = None
+        return self
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores autocast and random states. On exit the random states of the entry are restored."""
+        with torch.autocast(**self._autocast):
+            if self._random is None:
+                yield
+                return
+            present = self._random_now()
+            self._set_random(self._random)
+            try:
+                yield
+            finally:
+                self._set_random(present)
+
+
 class ExpertRun:
     """Implements the callbacks of one forward and its backward.
 
@@ -143,33 +189,22 @@ class ExpertRun:
         return self.saved[index]
 
     def forward(self, chunk: int, expert: int, rows: int, x: Any, y: Any) -> None:
-        data = self._borrow(x, rows)
-        target = self._borrow(y, rows)
+        data, target, key = self._borrow(x, rows), self._borrow(y, rows), (chunk, expert)
         if not self.record:
             with torch.no_grad():
                 target.copy_(self.experts(expert, data))
             return
-        key = (chunk, expert)
-        if self._again:
-            forward = self._forward_again if self._is_backward else self._forward_first
-            forward(key, data, target)
-            return
-        with saved_tensors_hooks(self._pack, self._unpack):
-            self._graphs[key], out = self._recorded(expert, data)
-        with torch.no_grad():
-            target.copy_(out)
-
-    def _forward_first(self, key: tuple[int, int], data: torch.Tensor, target: torch.Tensor) -> None:
-        before = RngAndAutocast(self.placement.device)
-        with _saved_as_they_are():
-            _, out = self._recorded(key[1], data)
-        self._rng_and_autocast[key] = before.unless_random()
-        with torch.no_grad():
-            target.copy_(out)
-
-    def _forward_again(self, key: tuple[int, int], data: torch.Tensor, target: torch.Tensor) -> None:
-        with self._rng_and_autocast[key].restored(), _saved_as_they_are():
-            self._graphs[key], out = self._recorded(key[1], data)
+        if not self._again:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                self._graphs[key], out = self._recorded(expert, data)
+        elif self._is_backward:
+            with self._rng_and_autocast[key].restored(), _saved_as_they_are():
+                self._graphs[key], out = self._recorded(expert, data)
+        else:
+            before = RngAndAutocast(self.placement.device)
+            with _saved_as_they_are():
+                _, out = self._recorded(expert, data)
+            self._rng_and_autocast[key] = before.unless_random()
         with torch.no_grad():
             target.copy_(out)
 
@@ -225,14 +260,9 @@ class ExpertRun:
         return taken
 
 
-_callbacks: Any = None
-
-
+@functools.cache
 def callbacks() -> Any:
     """Returns the forward and backward callbacks. They are made once, because the same addresses serve every layer."""
-    global _callbacks
-    if _callbacks is not None:
-        return _callbacks
     ffi = load().ffi
 
     def guarded(user: Any, action: Callable[[ExpertRun], None]) -> int:
@@ -253,5 +283,4 @@ def callbacks() -> Any:
     def backward(user: Any, chunk: int, expert: int, rows: int, x: Any, dy: Any, dx: Any) -> int:
         return guarded(user, lambda run: run.backward(chunk, expert, rows, x, dy, dx))
 
-    _callbacks = (forward, backward)
-    return _callbacks
+    return forward, backward

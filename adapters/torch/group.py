@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import socket
 import time
 import warnings
@@ -21,16 +22,52 @@ import torch
 import torch.distributed as dist
 
 from ..._library import load
-from ...errors import InvalidArgument, InvalidState
+from ...errors import External, InvalidArgument, InvalidState, NotFound, PeerRefused
 from ._native import generation, native
 from .placement import Placement
 from .rendezvous import Joined, join
-from .transport import open_transport
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _SETTLE_SECONDS = 3.0
 _groups: dict[tuple[tuple[int, ...], str | None], EpGroup] = {}
 _unshared: set[EpGroup] = set()
+
+
+# Interfaces that the connections may use, comma-separated; gloo's own variable is read if this one is not set.
+INTERFACES = "SLUICE_SOCKET_IFNAME"
+_GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
+_LONGEST_SECONDS = 30.0
+
+
+def open_transport(library: Any, host: Any, transport: str | None, connect_timeout: float) -> Any:
+    """Opens the communicator that layers use. It takes over `host`, the communicator of the gloo group.
+
+    transport: "tcp", "c10d" (gloo itself), None: tcp if all ranks can reach each other, else c10d with a warning.
+    connect_timeout: seconds until all connections are made, at most 30.
+    Collective over the group, with the same outcome on all ranks. For "tcp" raises the library's error if it fails.
+    """
+    if transport == "c10d":
+        return host
+    ffi = library.ffi
+    config = library.new("tcp_config")
+    names = os.environ.get(INTERFACES) or os.environ.get(_GLOO_INTERFACES)
+    held = ffi.new("char[]", names.encode()) if names else ffi.NULL
+    config.interfaces = held
+    config.connect_timeout_ns = int(min(connect_timeout, _LONGEST_SECONDS) * 1e9)
+    out = ffi.new("sluice_comm_t **")
+    try:
+        library.check(library.lib.sluice_comm_create_tcp(host, config, out))
+    except (NotFound, External, PeerRefused) as error:  # after any other error the gloo group is of no use either
+        if transport == "tcp":
+            raise
+        warnings.warn(
+            f"sluice: its own TCP connections are not available, so rows go through gloo, which is slower: {error} "
+            f'({INTERFACES} names interfaces; "transport": "c10d" asks for gloo without this warning)',
+            stacklevel=2,
+        )
+        return host
+    library.lib.sluice_comm_destroy(host)
+    return out[0]
 
 
 def _host_timeout() -> timedelta:
@@ -134,11 +171,7 @@ class EpGroup:
             self._joined.meeting.compare("transport", self.transport or "chosen by Sluice")
             self._host_names = self._joined.meeting.all("host name", socket.gethostname())
             vtable, user = opener.open_group(library, self._joined.name)
-            config = library.new("comm_config")
-            config.rank = self.rank
-            config.world_size = self.world_size
-            config.timeout_ns = int(self.timeout.total_seconds() * 1e9)
-            out = library.ffi.new("sluice_comm_t **")
+            config, out = self._comm_config(), library.ffi.new("sluice_comm_t **")
             try:
                 library.check(library.lib.sluice_comm_create_host(config, vtable, user, out))
             except BaseException:
@@ -148,6 +181,12 @@ class EpGroup:
         except BaseException:
             self._joined.leave()
             raise
+
+    def _comm_config(self) -> Any:
+        config = load().new("comm_config")
+        config.rank, config.world_size = self.rank, self.world_size
+        config.timeout_ns = int(self.timeout.total_seconds() * 1e9)
+        return config
 
     def comm_on(self, placement: Placement) -> Any:
         """Returns the communicator for contexts there; None for one rank. A device's first call is collective."""
@@ -208,10 +247,7 @@ class EpGroup:
             return min(len(text), room)
 
         self._keep += [publish, lookup]
-        config = library.new("comm_config")
-        config.rank, config.world_size = self.rank, self.world_size
-        config.timeout_ns = int(self.timeout.total_seconds() * 1e9)
-        group = library.new("nccl_group")
+        config, group = self._comm_config(), library.new("nccl_group")
         group.device_id, group.id = device_id, identity
         group.publish, group.lookup = publish, lookup
         out = ffi.new("sluice_comm_t **")

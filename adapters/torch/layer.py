@@ -21,18 +21,16 @@ from ..._library import load
 from ...errors import InvalidArgument, InvalidState, OverCapacity, SluiceError, Unsupported
 from ._native import generation, interruptible
 from .accumulate import CHOICES, Sums, existing_grads
-from .call_buffers import SAVED_COUNT, Frame
 from .context import Context, release
 from .experts import CallbackExperts, callbacks
-from .function import run_layer
+from .function import run_layer, watcher
 from .gradient_pool import default_limit, empty_gradient
 from .layer_config import MoeConfig, fill_config, member_names
 from .layer_plan import LayerPlan
 from .lora import Lora, without_tensors
 from .lora import check as check_lora
 from .options import again_by_chunk
-from .passes import Pass, is_repeated, save_callback
-from .watchers import watcher
+from .passes import SAVED_COUNT, Frame, Pass, is_repeated, save_callback
 
 _INVALID = -1
 _OVERWRITE = 0
@@ -246,13 +244,16 @@ class MoeLayer:
         if self.experts is not None:
             own = self.experts.parameters()
             return [tensor for tensors in own for tensor in tensors], [len(tensors) for tensors in own]
-        if params is None or len(params) != self.num_local_experts:
-            count = "no" if params is None else len(params)
-            raise InvalidArgument(f"{count} parameter sets for {self.num_local_experts} local experts")
+        self._check_count(params)
         missing = [name for expert in params for name in self.members if name not in expert]
         if missing:
             raise InvalidArgument(f"an expert lacks {missing[0]}; this layer's members are {', '.join(self.members)}")
         return [expert[name] for expert in params for name in self.members], [len(self.members)] * len(params)
+
+    def _check_count(self, params: Sequence[Any] | None) -> None:
+        if params is None or len(params) != self.num_local_experts:
+            count = "no" if params is None else len(params)
+            raise InvalidArgument(f"{count} parameter sets for {self.num_local_experts} local experts")
 
     # ---- passes, called by function.py ----
 

@@ -55,8 +55,12 @@ class MoeLayers:
         self._before = {call.block: (call.layer, call.layer.plan) for call in planned}
         self.plans: dict[str, list[LayerPlan]] = {}  # by block, the fastest first
         self.seconds_per_time = 0.0  # measured seconds for each unit of a plan's time
-        tokens = self.agreed(lambda: [call.num_tokens for call in planned], _most)
-        listed = self.agreed(lambda: [_choices(call.layer, most) for call, most in zip(planned, tokens)], _first)
+        tokens = self.agreed(lambda: [call.num_tokens for call in planned], lambda said: list(map(max, zip(*said))))
+
+        def choices() -> list[list[PlanChoice]]:
+            return [[plan.choice for plan in pareto(call.layer, most, MOST)] for call, most in zip(planned, tokens)]
+
+        listed = self.agreed(choices, lambda said: said[0])
         for call, most, choices in zip(planned, tokens, listed):
             self.plans[call.block] = [LayerPlan(call.layer, most, choice) for choice in choices]
         self.use({block: plans[0] for block, plans in self.plans.items()})
@@ -128,15 +132,3 @@ class MoeLayers:
         fastest = [plans[0] for plans in self.plans.values()]
         fixed = max((plan.fixed_bytes for plan in fastest), default=0)
         return max(kept_peak - fixed - sum(plan.step_bytes for plan in fastest), 0)
-
-
-def _choices(layer: Any, num_tokens: int) -> list[PlanChoice]:
-    return [plan.choice for plan in pareto(layer, num_tokens, MOST)]
-
-
-def _most(said: Sequence[Sequence[int]]) -> list[int]:
-    return [max(numbers) for numbers in zip(*said)]
-
-
-def _first(said: Sequence[_T]) -> _T:
-    return said[0]

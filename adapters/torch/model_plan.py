@@ -391,7 +391,8 @@ def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLaye
             if offloaded is not None:
                 offloaded.undo()
         if offloaded is not None:
-            copied, rate = tuple(bytes_ // 2 for bytes_ in offloaded.out_bytes), _rate(offloaded.stats())
+            copied, copies = tuple(bytes_ // 2 for bytes_ in offloaded.out_bytes), offloaded.stats()
+            rate = (copies["out_bytes"] + copies["in_bytes"]) / max(copies["copy_ns"] / 1e9, 1e-9)
         parts[policy] = _parts(order, timeline)
         peaks[policy] = timeline.peak("start", "end") + contexts[policy]
     forward, backward = zip(*seconds)
@@ -399,19 +400,6 @@ def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLaye
     inner = {policy: tuple(found[1:-1]) for policy, found in parts.items()}
     base = moe.base_bytes(contexts[stages.KEEP])
     return _Measured(tuple(order), inner, before, after, forward, backward, peaks, base, copied, rate)
-
-
-def _rate(copies: dict[str, int]) -> float:
-    return (copies["out_bytes"] + copies["in_bytes"]) / max(copies["copy_ns"] / 1e9, 1e-9)
-
-
-def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
-    for name in blocks:
-        if order.count(name) != 1:
-            raise InvalidState(
-                f"plan_model: block {name} ran {order.count(name)} times in a forward; each has to run once: name "
-                "others with blocks="
-            )
 
 
 def _time(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[str], list[tuple[float, float]]]:
@@ -432,7 +420,12 @@ def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[
     finally:
         marks.remove()
     when["end"] = time.perf_counter()
-    _check_order(blocks, marks.order)
+    for name in blocks:
+        if marks.order.count(name) != 1:
+            raise InvalidState(
+                f"plan_model: block {name} ran {marks.order.count(name)} times in a forward; each has to run once: "
+                "name others with blocks="
+            )
     for name in marks.order:
         if f"gradient {name}" not in when:
             raise InvalidState(f"plan_model: no gradient reaches the output of block {name}: name others with blocks=")

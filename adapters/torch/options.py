@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes options (sluice.options) into the library's configs."""
+"""Writes options (sluice.options) into the library's configs, and reads the numbers of its structs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,18 @@ def fill(config: Any, options: Any, part: type | None = None) -> list[Any]:
         elif value is not None:
             setattr(config, field, int(value))
     return kept
+
+
+def values_of(struct: Any) -> dict[str, Any]:
+    """Returns the numbers in a struct of the library, by the names of their fields."""
+    return {name: getattr(struct, name) for name in _fields_of(load().ffi.typeof(struct))}
+
+
+@functools.cache
+def _fields_of(kind: Any) -> list[str]:
+    fields = (kind.item if kind.kind == "pointer" else kind).fields
+    unused = ("struct_size", "reserved")
+    return [name for name, field in fields if field.type.kind == "primitive" and name not in unused]
 
 
 def refused_policy(options: Any) -> str | None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the state that a forward shares with its backward, and the callback that allocates its saved buffers."""
+"""Defines the state that a forward shares with its backward, the callback that allocates its saved buffers, and the C
+structs of a pass."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 
 from ..._library import load
 from .accumulate import Sums
+from .descriptors import Descriptors
 from .experts import ExpertRun
-from .lora import Lora
+from .lora import FactorFrame, Lora
+from .placement import Placement
 
 
 def is_repeated() -> bool:
@@ -100,14 +104,9 @@ def _buffer(context: Any, which: int, size: int) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8)
 
 
-_save: Any = None
-
-
+@functools.cache
 def save_callback() -> Any:
     """Returns the callback that allocates a step's saved buffers as torch's tensors. Made once for all layers."""
-    global _save
-    if _save is not None:
-        return _save
     ffi = load().ffi
 
     @ffi.callback("void *(void *, int32_t, uint64_t)")
@@ -125,5 +124,40 @@ def save_callback() -> Any:
             work.error = error
             return ffi.NULL
 
-    _save = save
-    return _save
+    return save
+
+
+SAVED_COUNT = 5
+
+
+class Frame:
+    """Has the C structs of one pass. A layer reuses them, as most of their fields do not change."""
+
+    def __init__(self, placement: Placement, num_experts: int, members: Sequence[str], has_lora: bool = False) -> None:
+        """num_experts: local experts; members: of each (MoeLayer.members); has_lora: calls may have adapters."""
+        library = load()
+        ffi = library.ffi
+        self.tensors = Descriptors(5, placement)
+        self.forward_args = library.new("moe_forward_args")
+        self.backward_args = library.new("moe_backward_args")
+        self.step = ffi.new("sluice_step_t **")
+        self.saved = ffi.new("void *[]", SAVED_COUNT)
+        self.saved_bytes = ffi.new("uint64_t[]", SAVED_COUNT)
+        self.params, self.params_struct = _tensors(placement, num_experts, members)
+        self.grads, self.grads_struct = _tensors(placement, num_experts, members)
+        self.factors = FactorFrame(placement, num_experts) if has_lora else None
+        self.callbacks = ffi.new("sluice_expert_callbacks_t *")
+        self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
+        self.run_handle: Any = None  # keeps the callbacks' `user` alive
+        self.stack_key: Any = None  # the tensors that `params` describes now, in a layer with stacked parameters
+
+
+def _tensors(placement: Placement, num_experts: int, members: Sequence[str]) -> tuple[Descriptors, Any]:
+    """Makes descriptors of all parameters, and the struct that points to them member by member."""
+    ffi = load().ffi
+    items = Descriptors(num_experts * len(members), placement)
+    struct = ffi.new("sluice_expert_tensors_t *")
+    struct.struct_size = ffi.sizeof(struct[0])
+    for number, name in enumerate(members):
+        setattr(struct, name, items.pointer(number * num_experts))
+    return items, struct

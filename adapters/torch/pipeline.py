@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import weakref
@@ -19,6 +20,7 @@ from ...errors import InvalidState, SluiceError
 from ._native import generation
 from .context import release
 from .group import EpGroup
+from .options import values_of
 from .placement import placement_of
 from .stage_tensors import SentTensors, received
 
@@ -27,21 +29,7 @@ _PLACEMENTS = {None: -1, "looped": 0, "v": 1}  # SLUICE_PIPELINE_*
 _EXTERNAL = -13
 _MOST_NOTE = 1024  # SLUICE_PIPELINE_MAX_NOTE
 _numbers = itertools.count()  # of pipelines, for traces: all ranks make them in the same order
-_STATS = (
-    "num_batches",
-    "num_failed",
-    "batch_ns",
-    "callback_ns",
-    "wait_ns",
-    "agree_ns",
-    "messages_sent",
-    "bytes_sent",
-    "bytes_received",
-    "in_flight",
-    "most_in_flight",
-    "most_held",
-    "is_chosen",
-)
+_UNREPORTED = ("peak_bytes", "planned_bytes", "most_message_bytes")  # of the stats: by byte counts, which no host gives
 
 
 class Edge(NamedTuple):
@@ -132,7 +120,7 @@ class Pipeline:
         settings.num_replicas, settings.replica, settings.stage = config.num_replicas, config.replica, config.stage
         out = ffi.new("sluice_pipeline_t **")
         comm = group.comm_on(placement_of(None)) or ffi.NULL
-        self._check(library.lib.sluice_pipeline_create(settings, comm, _callbacks(), self._user, out))
+        self._check(library.lib.sluice_pipeline_create(settings, comm, _callbacks()[0], self._user, out))
         self._run.pipeline = out[0]
         self._generation = generation()
         destroy = library.lib.sluice_pipeline_destroy
@@ -188,7 +176,7 @@ class Pipeline:
         out.struct_size = library.ffi.sizeof(out[0])
         library.check(library.lib.sluice_pipeline_get_stats(self.handle, out))
         policy = library.ffi.string(out.policy).decode() if out.policy else ""
-        return {name: int(getattr(out, name)) for name in _STATS} | {"policy": policy}
+        return {name: value for name, value in values_of(out).items() if name not in _UNREPORTED} | {"policy": policy}
 
     def set_note(self, numbers: array[float]) -> None:
         """Sets numbers that are sent with the end of each batch from now on, at most 1024, of type "d". They are read
@@ -281,14 +269,10 @@ class _Run:
         self._sent.pop((which, virtual_stage, micro_batch), None)
 
 
-_made: Any = None
-
-
+@functools.cache
 def _callbacks() -> Any:
-    """Returns the library's table of callbacks. It is made once, because the same addresses serve every pipeline."""
-    global _made
-    if _made is not None:
-        return _made[0]
+    """Returns the library's table of callbacks, and the callbacks. They are made once, because the same addresses serve
+    every pipeline."""
     ffi = load().ffi
 
     def caught(kind: Any, error: BaseException, trace: Any) -> None:
@@ -355,5 +339,4 @@ def _callbacks() -> Any:
     table.struct_size = ffi.sizeof(table[0])
     table.load, table.forward, table.backward, table.weight_grad = load_micro_batch, forward, backward, weight_grad
     table.release, table.is_interrupted = released, is_interrupted
-    _made = (table, load_micro_batch, forward, backward, weight_grad, released, is_interrupted)
-    return table
+    return table, load_micro_batch, forward, backward, weight_grad, released, is_interrupted

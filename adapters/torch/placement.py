@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +19,68 @@ import torch
 
 from ..._library import load
 from ...errors import InvalidArgument, Unsupported
-from . import dlpack
+
+# DLPack's type code and width of each dtype of the library, and its number in configs; 0: not in configs.
+FORMS = {
+    torch.float32: (2, 32, 1),
+    torch.bfloat16: (4, 16, 2),
+    torch.float16: (2, 16, 3),
+    torch.float64: (2, 64, 4),
+    torch.int32: (0, 32, 5),
+    torch.int64: (0, 64, 6),
+    torch.uint8: (1, 8, 0),
+}
+
+CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
+
+
+class _Block(ctypes.Structure):
+    """Has a DLManagedTensor, followed by the shape that it points to."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),  # NULL: row-major
+        ("byte_offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("extents", ctypes.c_int64 * 2),
+    ]
+
+
+@functools.cache
+def _tools() -> Any:
+    """Returns malloc, the address of free (deletes a block, as a tensor may outlive Python objects), PyCapsule_New."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return libc.malloc, ctypes.cast(libc.free, ctypes.c_void_p).value, capsule
+
+
+def borrow(address: int, rows: int, width: int, dtype: torch.dtype, device_type: int, device_id: int) -> torch.Tensor:
+    """Returns a tensor over memory that torch does not own, row-major [rows, width], without a copy or a wait."""
+    malloc, free, capsule = _tools()
+    place = malloc(ctypes.sizeof(_Block))
+    if not place:
+        raise MemoryError("no memory for the description of a tensor")
+    block = _Block.from_address(place)
+    block.data = address
+    block.device_type, block.device_id = device_type, device_id
+    block.ndim, block.type_lanes = 2, 1
+    block.type_code, block.type_bits = FORMS[dtype][:2]
+    block.shape, block.strides, block.byte_offset = place + _Block.extents.offset, None, 0
+    block.manager, block.deleter = None, free
+    block.extents[0], block.extents[1] = rows, width
+    return torch.from_dlpack(capsule(place, b"dltensor", None))
+
 
 _ROWS = (1, 2)  # SLUICE_SAVED_INPUT, _PRE_ACTIVATION: device memory
 _OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_PRE_ACTIVATION: pinned memory on CUDA
@@ -28,7 +90,7 @@ class Placement:
     """Places a context on the CPU: host memory, no stream."""
 
     is_cuda = False
-    code = dlpack.CPU
+    code = CPU
     index = 0
     device = torch.device("cpu")
 
@@ -71,7 +133,7 @@ class CudaPlacement(Placement):
     """Places a context on one CUDA device; calls use torch's current stream on it."""
 
     is_cuda = True
-    code = dlpack.CUDA
+    code = CUDA
 
     def __init__(self, device: torch.device) -> None:
         self.index = torch.cuda.current_device() if device.index is None else device.index
@@ -115,7 +177,7 @@ class CudaPlacement(Placement):
 
     def borrow(self, address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         place = int(load().ffi.cast("uintptr_t", address))
-        return dlpack.borrow(place, rows, width, dtype, self.code, self.index)
+        return borrow(place, rows, width, dtype, self.code, self.index)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Sets the device. The stream needs no guard: a callback runs on the calling thread, whose current stream is

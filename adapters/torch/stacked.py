@@ -15,14 +15,13 @@ import torch
 from ..._library import load
 from ...errors import InvalidArgument, SluiceError, Unsupported
 from ._native import generation
-from .call_buffers import Frame
 from .casting import CastingLayer
 from .context import Context
 from .descriptors import Descriptors
 from .experts import CallbackExperts
 from .layer_config import MoeConfig
 from .lora import Lora
-from .passes import Pass
+from .passes import Frame, Pass
 
 # Maps the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
 # [E_local, ...] each, None if its stacked tensor is None.
@@ -65,7 +64,7 @@ class StackedLayer(CastingLayer):
         """Runs a forward for generation: no autograd, with prepared structs. None: the caller takes the usual way.
 
         The result is None for every error too, because the usual way raises it with its message. The caller has called
-        `watcher` (watchers.py).
+        `watcher` (function.py).
         """
         shape = tokens.shape
         if (

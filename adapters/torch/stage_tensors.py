@@ -12,21 +12,15 @@ import torch
 from ..._library import load
 from ...errors import InvalidArgument
 from ._native import generation
+from .placement import FORMS
 
 # DLPack's type code and width. Tensors are only moved, so that there are more dtypes than a layer computes with.
-_FORMS = {
+_FORMS = {dtype: form[:2] for dtype, form in FORMS.items()} | {
     torch.int8: (0, 8),
     torch.int16: (0, 16),
-    torch.int32: (0, 32),
-    torch.int64: (0, 64),
-    torch.uint8: (1, 8),
     torch.uint16: (1, 16),
     torch.uint32: (1, 32),
     torch.uint64: (1, 64),
-    torch.float16: (2, 16),
-    torch.float32: (2, 32),
-    torch.float64: (2, 64),
-    torch.bfloat16: (4, 16),
     torch.complex64: (5, 64),
     torch.complex128: (5, 128),
     torch.bool: (6, 8),

@@ -43,7 +43,7 @@ class StateFile:
         self.path = os.fspath(path)
         self._library = load()
         self._options = options
-        self._handle: Any = None
+        self.handle: Any = None
         if options.step is not None and not options.resume:
             raise InvalidArgument(
                 "sluice.optim: step selects where an existing file continues: pass resume=True with it"
@@ -51,11 +51,11 @@ class StateFile:
         is_there = os.path.exists(self.path)
         if options.resume and (is_there or options.step is not None):
             described = self._described(groups, {})
-            self._handle = self._owned(described.open_file(self._config(options.step, options.comm)))
-            described.load_file(self._handle)
+            self.handle = self._owned(described.open_file(self._config(options.step, options.comm)))
+            described.load_file(self.handle)
             return
         try:
-            self._handle = self._create(groups, {}, self._config(0, options.comm))
+            self.handle = self._owned(self._described(groups, {}).create_file(self._config(0, options.comm)))
         except External as error:
             if not is_there:
                 raise
@@ -65,23 +65,20 @@ class StateFile:
             ) from error
 
     @property
-    def handle(self) -> Any:
-        """Returns the library's handle, for a step."""
-        return self._handle
-
-    @property
     def step(self) -> int:
         """Returns the number of steps up to the last one in the file."""
-        return self._info().step
+        info = self._library.new("optimizer_file_info")
+        self._library.check(self._library.lib.sluice_optimizer_file_info(self.handle, info))
+        return info.step
 
     def states(self, groups: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """Copies moments, and masters of 16-bit parameters, in f32, for a state dict. Parameters are not changed. If
         other code has written a parameter since the last step, its master is the parameter's new value."""
         found = {}
-        for param in _params(groups):
+        for param in (param for group in groups for param in group["params"]):
             names = _STATES if param.dtype == torch.float32 else (*_STATES, MASTER)
             found[param] = {name: torch.empty_like(param, dtype=torch.float32) for name in names}
-        self._described(groups, found, is_filled=False).load_file(self._handle)
+        self._described(groups, found, is_filled=False).load_file(self.handle)
         for param, states in found.items():
             if MASTER in states:
                 value = param.detach()
@@ -95,15 +92,15 @@ class StateFile:
         """Replaces the file by a new one, filled from these states and the parameters, once that is complete."""
         config = self._config(step, None)
         config.replaces = True
-        new = self._create(groups, states, config)  # if it fails the old one stays
+        new = self._owned(self._described(groups, states).create_file(config))  # if it fails the old one stays
         self.close()
-        self._handle = new
+        self.handle = new
 
     def close(self) -> None:
         """Closes the file, which stays on the disk."""
-        if self._handle is not None:
-            self._library.ffi.release(self._handle)
-            self._handle = None
+        if self.handle is not None:
+            self._library.ffi.release(self.handle)
+            self.handle = None
 
     def _described(
         self,
@@ -131,18 +128,8 @@ class StateFile:
             config.comm = comm
         return config
 
-    def _create(
-        self, groups: Sequence[Mapping[str, Any]], states: Mapping[torch.Tensor, Mapping[str, Any]], config: Any
-    ) -> Any:
-        return self._owned(self._described(groups, states).create_file(config))
-
     def _owned(self, handle: Any) -> Any:
         return self._library.ffi.gc(handle, self._library.lib.sluice_optimizer_file_close)
-
-    def _info(self) -> Any:
-        info = self._library.new("optimizer_file_info")
-        self._library.check(self._library.lib.sluice_optimizer_file_info(self._handle, info))
-        return info
 
 
 def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
@@ -154,7 +141,3 @@ def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
                     f"sluice.optim: parameter {index} of group {number} has no gradient; with a state_file each "
                     "parameter needs one in every step: leave frozen parameters out"
                 )
-
-
-def _params(groups: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
-    return [param for group in groups for param in group["params"]]

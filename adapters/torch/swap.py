@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..._library import load
+from .options import values_of
 
 FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_NEXT, BACKWARD_ENDS = range(4)
 PUT, SETTLE, PREFETCH, TAKE, RELEASE = range(5)
 HOST = "host"  # the tier that is not a folder
 NO_LIMIT = 1 << 62
-_STATS = ("out_bytes", "in_bytes", "held_bytes", "most_bytes", "num_waits", "wait_ns", "copy_ns")
 
 
 class Op(NamedTuple):
@@ -92,7 +92,7 @@ class Swap:
         out = self._library.ffi.new("sluice_swap_stats_t *")
         out.struct_size = self._library.ffi.sizeof(out[0])
         self._check(self._library.lib.sluice_swap_get_stats(self._handle, out))
-        return {name: int(getattr(out, name)) for name in _STATS}
+        return values_of(out)
 
     def close(self) -> None:
         """Ends the copies."""

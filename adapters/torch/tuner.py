@@ -17,44 +17,11 @@ from sluice.planning import machines
 
 from ..._library import Library, load
 from ...errors import InvalidArgument
-from .options import fill
+from .options import fill, values_of
 
 # Values of the option "deduplicate", by SLUICE_DEDUPLICATE_*.
 DEDUPLICATIONS: tuple[bool | str, ...] = (False, True, "node")
 _CALIBRATED = (1, 2, 3)  # SLUICE_DTYPE_F32, _BF16, _F16
-_DECISION = (
-    "model_width",
-    "hidden_width",
-    "num_experts",
-    "top_k",
-    "dtype",
-    "gated",
-    "rows",
-    "num_chunks",
-    "wgrad_mode",
-    "num_raced",
-    "race_passes",
-    "seconds",
-    "predicted_seconds",
-    "runner_up_seconds",
-    "runner_up_chunks",
-    "runner_up_wgrad_mode",
-)
-_STATS = (
-    "timed_passes",
-    "race_passes",
-    "num_decisions",
-    "num_switches",
-    "num_questioned",
-    "num_changed",
-    "monotonic",
-    "not_monotonic",
-    "total_seconds",
-    "excess_seconds",
-    "switch_seconds",
-    "one_valley",
-    "not_one_valley",
-)
 
 
 def _read(path: str, what: str) -> bytes:
@@ -111,12 +78,13 @@ def prepare(context: Any, options: TunerOptions, sizes: tuple[int, int, int]) ->
     finally:
         library.lib.sluice_planner_destroy(planner)
     if options.pinned is not None:
-        _import(handle, _read(options.pinned, "pinned"))
+        read_decisions(handle, _read(options.pinned, "pinned"))
     if options.decisions is not None:
         _begin_with_kept(context, options)
 
 
-def _import(handle: Any, text: bytes) -> None:
+def read_decisions(handle: Any, text: bytes) -> None:
+    """Imports the answers of a text that `Context.decisions_json` has returned."""
     library = load()
     library.check(library.lib.sluice_context_read_decisions(handle, text, len(text)))
 
@@ -134,7 +102,7 @@ def _begin_with_kept(context: Any, options: TunerOptions) -> None:
         if path is None:
             return b""
         return decision_cache.take(
-            path, _machine_words(context), lambda text: _import(context.handle, text.encode())
+            path, _machine_words(context), lambda text: read_decisions(context.handle, text.encode())
         ).encode()
 
     if group.world_size == 1:
@@ -144,7 +112,7 @@ def _begin_with_kept(context: Any, options: TunerOptions) -> None:
     number = next(_begun.setdefault(meeting, itertools.count()))
     text = meeting.first(f"begin with kept decisions {number}", take)
     if text and group.rank != 0:
-        _import(context.handle, text)
+        read_decisions(context.handle, text)
 
 
 def _machine_words(context: Any) -> str:
@@ -172,7 +140,7 @@ def keep(context: Any, options: TunerOptions) -> None:
     """Writes this run's answers to the file that the options name. Not collective; called on one rank."""
     path = None if options.decisions is None else _kept_file(options)
     if path is not None:
-        decision_cache.merge(path, _machine_words(context), answers(context.handle))
+        decision_cache.merge(path, _machine_words(context), context.answers())
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
@@ -192,7 +160,7 @@ def decisions(handle: Any) -> list[dict[str, Any]]:
     forms = ffi.new("sluice_tuner_form_t[]", 64)
     library.check(library.lib.sluice_context_decided_forms(handle, forms, 64, count))
     return [
-        {name: getattr(found[i], name) for name in _DECISION}
+        values_of(found[i])
         | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
         | {name: restore.name_of(getattr(policies[i], name)) for name in ("restore_input", "restore_pre_activation")}
         | {name: getattr(policies[i], name) for name in ("memory_budget", "total_bytes")}
@@ -217,36 +185,3 @@ def deduplication(handle: Any) -> dict[str, Any] | None:
             beaten = {f"other_{name}": entry[f"runner_up_{name}"] for name in other}
             return {name: entry[name] for name in own} | beaten
     return None
-
-
-def decisions_json(handle: Any) -> str:
-    """Returns all answers as JSON, for a file that a later run names as "pinned" or "decisions"."""
-    return load().text(load().lib.sluice_context_write_decisions, handle)
-
-
-def answers(handle: Any) -> list[dict[str, Any]]:
-    """Returns all answers as plain values, the oldest layers' answers first."""
-    return list(json.loads(decisions_json(handle))["answers"])
-
-
-def learn(handle: Any, text: str) -> None:
-    """Imports the answers of `text` for which this context has none."""
-    given = json.loads(text)
-    known = {(each["layer"], each["rows"]) for each in answers(handle)}
-    given["answers"] = [each for each in given["answers"] if (each["layer"], each["rows"]) not in known]
-    if given["answers"]:
-        _import(handle, json.dumps(given).encode())
-
-
-def machine_json(handle: Any) -> str:
-    """Returns the tuner's machine, corrected by steps. InvalidState if it has none, or too few steps have run."""
-    return load().text(load().lib.sluice_context_write_machine, handle)
-
-
-def stats(handle: Any) -> dict[str, Any]:
-    """Returns numbers of tuning so far, with its costs."""
-    library = load()
-    out = library.ffi.new("sluice_tuner_stats_t *")
-    out.struct_size = library.ffi.sizeof(out[0])
-    library.check(library.lib.sluice_context_tuner_stats(handle, out))
-    return {name: getattr(out, name) for name in _STATS}

@@ -4,7 +4,6 @@
 With a `process_group` their steps sum gradients over ranks; `sluice.optim.GradScaler` scales the loss for them.
 """
 
-from .adapters.torch.grad_scaler import GradScaler
-from .adapters.torch.optim import Adam, AdamW
+from .adapters.torch.optim import Adam, AdamW, GradScaler
 
 __all__ = ["Adam", "AdamW", "GradScaler"]

@@ -23,6 +23,7 @@ class TwoLinears(torch.nn.Module):
         self.unused = torch.nn.Parameter(torch.ones(3))
         self.activation = ACTIVATIONS[activation]
         self.shapes = []
+        self.to(params["w1"].dtype)
         with torch.no_grad():
             for target, name in ((self.fc1, "1"), (self.fc2, "2")):
                 target.weight.copy_(params["w" + name])
@@ -68,13 +69,13 @@ def runner_of(case, context, rank, callback):
     return run, leaves_of
 
 
-def callback_experts():
-    """Tests the host's own modules as experts."""
+def callback_experts(device=None):
+    """Tests the host's own modules as experts. Returns where they ran."""
     W, rank = world()
-    context = Context(group())
-    out = {}
-    for n in (1, 2):
-        case = Case(W, tokens=(30, 11), bias=True, n=n, idle=(1,), K=1, seed=60 + n)
+    context = Context(group(), device=device)
+    dtypes = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    for n, dtype in zip((1, 2, 3, 2, 2), dtypes):
+        case = Case(W, tokens=(30, 11), bias=True, n=n, dtype=dtype, idle=(1,), K=1, seed=60 + n)
         modules = _modules(case, rank)
         experts = CallbackExperts(modules, view=lambda rows: rows.view(1, 1, *rows.shape))
         layer = case.layer(context, experts=experts)
@@ -85,23 +86,23 @@ def callback_experts():
         y = layer(tokens, ids, weights)
         y.backward(case.cotangents[rank], retain_graph=True)
         want_out, want_tokens, want_weights, want = case.expected(rank)
-        close("output", y.detach(), want_out, 2e-5)
-        close("tokens.grad", tokens.grad, want_tokens, 2e-5)
-        close("weights.grad", weights.grad, want_weights, 1e-4)
+        tolerance = case.tolerance()
+        close("output", y.detach(), want_out, tolerance)
+        close("tokens.grad", tokens.grad, want_tokens, tolerance)
+        close("weights.grad", weights.grad, want_weights, max(5 * tolerance, 1e-6))
         for index, module in enumerate(modules):
             factor = 2 if index == 0 else 1
-            close("fc1", module.fc1.weight.grad, factor * want[index]["w1"], 1e-4)
-            close("fc2", module.fc2.weight.grad, want[index]["w2"], 1e-4)
-            close("fc2.bias", module.fc2.bias.grad, want[index]["b2"], 1e-4)
-            assert torch.equal(module.unused.grad, torch.zeros(3))
+            close("fc1", module.fc1.weight.grad, factor * want[index]["w1"], 5 * tolerance)
+            close("fc2", module.fc2.weight.grad, want[index]["w2"], 5 * tolerance)
+            close("fc2.bias", module.fc2.bias.grad, want[index]["b2"], 5 * tolerance)
+            assert not module.unused.grad.any()
         assert modules[0].fc1.bias.grad is None
         assert len(seen) == 1, f"the tensor hook ran {len(seen)} times"
         assert all(len(shape) == 4 and shape[:2] == (1, 1) for module in modules for shape in module.shapes)
         y.backward(case.cotangents[rank])  # again through the retained graphs
-        close("fc2 twice", modules[0].fc2.weight.grad, 2 * want[0]["w2"], 1e-4)
+        close("fc2 twice", modules[0].fc2.weight.grad, 2 * want[0]["w2"], 5 * tolerance)
         with torch.no_grad():
             assert torch.equal(layer(tokens, ids, weights), y)
-        out[n] = len(modules[0].shapes)
 
     # An exception in a module is raised as External with the exception as its cause. The other ranks learn of it in the
     # next call, which fails on all of them; the call after that works again.
@@ -132,7 +133,7 @@ def callback_experts():
     # The group is still usable.
     case = Case(W, tokens=(12,), bias=True, seed=64)
     case.check(case.layer(context), rank)
-    return out
+    return context.placement
 
 
 class _Draws(torch.nn.Module):
@@ -393,8 +394,7 @@ def _hooks_and_checkpoints(case, rank, run, leaves_of):
 def checkpoints_outstanding():
     """Keeps several forwards, which their backwards replay, outstanding as in a pipeline while n is being tuned.
 
-    Without reentry torch compares the sizes of the tensors that both runs saved. Returns how often n was not equal for
-    all.
+    Without reentry torch compares the sizes of the tensors that both runs saved.
     """
     W, rank = world()
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="profile")))
@@ -410,7 +410,7 @@ def checkpoints_outstanding():
         mixed += len(chunks) > 1
         for output in outputs:
             output.backward(case.cotangents[rank])
-    return mixed
+    assert mixed > 0, "n was equal for all"
 
 
 def live_bytes():

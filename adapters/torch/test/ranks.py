@@ -2,8 +2,8 @@
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
 A job is a function at the top of a module, or "module:function" of this folder. It is called with its keyword
-arguments and returns something that pickles. Ranks with their own environment import torch themselves. All
-others are forks of a process that has imported torch.
+arguments and returns something that pickles. Ranks are forks of a process that has imported torch in the environment of
+the job.
 """
 
 import atexit
@@ -29,19 +29,15 @@ IMPORTS = [
     "sluice.adapters.torch",
 ]
 
-_server = None
+_servers = []
 
 
 def _fork_server(environment):
-    """Returns the fork server, started when a test first needs ranks; None if ranks must import torch themselves."""
-    global _server
-    if _server is None:
-        _server = ForkServer(IMPORTS, _environment())
-    return None if _server.differs_in(environment) else _server
-
-
-def _environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    """Returns the fork server of this environment, which is started when a test first needs it."""
+    found = next((each for each in _servers if not each.differs_in(environment)), None)
+    if found is None:
+        _servers.append(found := ForkServer(IMPORTS, environment))
+    return found
 
 
 class Ended:
@@ -56,6 +52,9 @@ class Ended:
             with open(path, "rb") as file:
                 good, value = pickle.load(file)
             self.result, self.error = (value, None) if good else (None, value)
+
+    def told(self, rank):
+        return f"rank {rank} ended with {self.code}\n{self.error or ''}\n{self.output[-6000:]}"
 
 
 class Started:
@@ -76,42 +75,30 @@ class Started:
         self._folder.cleanup()
 
 
-def start(world, job, deadline=300, **options):
+def start(world, job, deadline=300, group_timeout=60, extra_environment=None, finalize=False, **arguments):
     """Starts the ranks and returns what `finish` takes. finalize: the interpreter also ends as usual after the exit
     handlers, which takes a rank a third of a second."""
     started = Started(deadline)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment.update({"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(world), **(extra_environment or {})})
+    if callable(job):
+        job = f"{os.path.splitext(job.__code__.co_filename)[0]}:{job.__name__}"
+    with open(os.path.join(started.folder, "job"), "wb") as file:
+        pickle.dump((job, group_timeout, finalize, arguments), file)
     try:
-        _start(started, world, job, **options)
+        server = _fork_server(environment)
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as door:
+            environment["MASTER_PORT"] = str(door.getsockname()[1])
+            for rank in range(world):
+                # Rank 0 inherits the socket, so that no other process gets the port.
+                words = [started.folder, "-1" if rank > 0 else door.fileno()]
+                with open(os.path.join(started.folder, f"log{rank}"), "wb") as log:
+                    own = dict(environment, RANK=str(rank))
+                    started.processes.append(server.start(os.path.abspath(__file__), words, own, HERE, log.fileno()))
     except BaseException:
         started.abandon()
         raise
     return started
-
-
-def _start(started, world, job, group_timeout=60, extra_environment=None, finalize=False, **arguments):
-    folder, processes = started.folder, started.processes
-    environment = _environment()
-    environment.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(world))
-    environment.update(extra_environment or {})
-    server = _fork_server(environment)
-    if callable(job):
-        job = f"{os.path.splitext(job.__code__.co_filename)[0]}:{job.__name__}"
-    with open(os.path.join(folder, "job"), "wb") as file:
-        pickle.dump((job, group_timeout, finalize, arguments), file)
-    with socket.create_server(
-        ("127.0.0.1", 0), backlog=128
-    ) as door:  # rank 0 inherits the socket, so no other process gets the port
-        environment["MASTER_PORT"] = str(door.getsockname()[1])
-        for rank in range(world):
-            with open(os.path.join(folder, f"log{rank}"), "wb") as log:
-                own = dict(environment, RANK=str(rank))
-                keep = (door.fileno(),) if rank == 0 else ()
-                if server is not None:
-                    words = [folder, *(keep or ["-1"])]
-                    processes.append(server.start(os.path.abspath(__file__), words, own, HERE, log.fileno()))
-                    continue
-                command = [sys.executable, os.path.abspath(__file__), folder, str(door.fileno())]
-                processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, cwd=HERE, pass_fds=keep))
 
 
 def finish(started):
@@ -123,16 +110,13 @@ def finish(started):
         started.abandon()
     for rank, end in enumerate(ended):
         if end.code != 0 or end.error is not None:
-            print(f"--- rank {rank} ended with {end.code}\n{end.error or ''}\n{end.output[-6000:]}")
-    if late:
-        texts = "\n".join(f"--- rank {rank} ---\n{ended[rank].output[-6000:]}" for rank in late)
-        raise AssertionError(f"ranks {late} missed the deadline:\n{texts}")
+            print(f"--- {end.told(rank)}")
+    assert not late, f"ranks {late} missed the deadline:\n" + "\n".join(ended[rank].told(rank) for rank in late)
     return ended
 
 
 def _wait(started):
-    folder, processes = started.folder, started.processes
-    late = []
+    processes, late = started.processes, []
     for rank, process in enumerate(processes):
         try:
             process.wait(max(0.1, started.until - time.monotonic()))
@@ -147,8 +131,8 @@ def _wait(started):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        with open(os.path.join(folder, f"log{rank}"), errors="replace") as log:
-            ended.append(Ended(os.path.join(folder, f"result{rank}"), process.returncode, log.read()))
+        with open(os.path.join(started.folder, f"log{rank}"), errors="replace") as log:
+            ended.append(Ended(os.path.join(started.folder, f"result{rank}"), process.returncode, log.read()))
     return ended, late
 
 
@@ -156,8 +140,7 @@ def run(world, job, **options):
     """Returns the results of all ranks, all of which must succeed."""
     ended = finish(start(world, job, **options))
     for rank, end in enumerate(ended):
-        if end.code != 0 or end.error is not None:
-            raise AssertionError(f"rank {rank} ended with {end.code}\n{end.error or ''}\n{end.output[-6000:]}")
+        assert end.code == 0 and end.error is None, end.told(rank)
     return [end.result for end in ended]
 
 

@@ -12,8 +12,9 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from layer_cases import raises
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
-from sluice.errors import SluiceError
+from sluice.errors import InvalidArgument, PeerRefused, SluiceError
 
 STEPS = 9
 
@@ -37,11 +38,11 @@ def _items(parameter, state, own, other, peer):
 
 
 def trained(rate):
-    """Moves a rank's expert away and back. Returns (whether it has the bits without moves, phases, hidden bytes)."""
+    """A rank's expert that moves away and back has the bits of one that stays."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     group = EpGroup.unshared(range(2))
     migration = Migration(group, bytes_per_second=rate)
-    slot, own, phases, hidden = _expert(rank), rank, [], 0
+    slot, own = _expert(rank), rank
     optimizer = torch.optim.AdamW([slot], lr=0.01)
     for step in range(STEPS):
         _differentiate(slot, own, step)
@@ -50,8 +51,7 @@ def trained(rate):
             migration.commit()
             slot.grad.copy_(buffer)  # noqa: F821
             own = 1 - own
-            phases.append(migration.progress()["phase"])
-            hidden += migration.progress()["hidden_bytes"]
+            assert migration.progress()["phase"] == "committed"
         optimizer.step()
         optimizer.zero_grad()
         if step + 1 < STEPS:
@@ -65,30 +65,24 @@ def trained(rate):
         wanted.step()
     kept = [wanted.state[still][key] for key in ("exp_avg", "exp_avg_sq", "step")]
     found = [optimizer.state[slot][key] for key in ("exp_avg", "exp_avg_sq", "step")]
-    same = torch.equal(slot, still) and all(map(torch.equal, found, kept))
+    assert torch.equal(slot, still) and all(map(torch.equal, found, kept))
     group.close()  # and the migration with it
     migration.close()
-    return same, phases, hidden
 
 
 def refused():
-    """Returns the errors if rank 1 refuses, and for a tensor with gaps."""
+    """A tensor with gaps is refused. If rank 1 refuses, nothing moves and all are told."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     migration = Migration(EpGroup.unshared(range(2)))
     values = torch.full((8,), float(rank))
-    said = []
-    try:
+    with raises(InvalidArgument, "not contiguous"):
         migration.begin(1, [Leaving(3 + rank, peer, [torch.zeros(4, 4).t()])])
-    except SluiceError as error:
-        said.append(f"{type(error).__name__}: {error}")
-    try:
-        migration.begin(1, [Leaving(rank, peer, [values]), Arriving(peer, peer, [values])])
+    migration.begin(1, [Leaving(rank, peer, [values]), Arriving(peer, peer, [values])])
+    with raises(InvalidArgument if rank == 1 else PeerRefused, "no room"):
         migration.commit("no room" if rank == 1 else None)
-    except SluiceError as error:
-        said.append(f"{type(error).__name__}: {error}")
-    said.append(migration.progress()["phase"])
+    assert migration.progress()["phase"] == "aborted" and values.tolist() == [float(rank)] * 8
+    dist.barrier()  # the other rank may still be in begin
     migration.close()
-    return said, values.tolist() == [float(rank)] * 8
 
 
 def _watched_commit(migration, until):
@@ -152,17 +146,11 @@ def settled():
 
 @pytest.mark.parametrize("rate", [None, 50_000_000])
 def test_Migration_ExpertsThatMoveInEveryStep_KeepTheirBits(rate):
-    for same, phases, hidden in ranks.run(2, trained, rate=rate):
-        assert same
-        assert phases == ["committed"] * 8
-        assert hidden >= 0
+    ranks.run(2, trained, rate=rate)
 
 
 def test_Migration_Refused_NothingMovesAndAllAreTold():
-    for rank, ((gaps, no, phase), is_old) in enumerate(ranks.run(2, refused)):
-        assert gaps.startswith("InvalidArgument") and "not contiguous" in gaps, gaps
-        assert no.startswith("InvalidArgument" if rank == 1 else "PeerRefused") and "no room" in no, no
-        assert phase == "aborted" and is_old
+    ranks.run(2, refused)
 
 
 def test_Migration_UndecidedRanksThatSettle_GoOnInOneEpoch():

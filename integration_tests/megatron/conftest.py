@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,23 +48,14 @@ def ranks4(request: pytest.FixtureRequest, sets: Sets) -> MegatronRanks:
     return sets(4, request.param)
 
 
-@pytest.fixture
-def oldest2(sets: Sets) -> MegatronRanks:
-    """Yields two ranks with the oldest release."""
-    return sets(2, OLDEST)
+def _of_one_release(world: int, release: str) -> Any:
+    @pytest.fixture
+    def ranks(sets: Sets) -> MegatronRanks:
+        return sets(world, release)
+
+    return ranks
 
 
-@pytest.fixture
-def newest2(sets: Sets) -> MegatronRanks:
-    """Yields two ranks with the newest supported release."""
-    return sets(2, NEWEST)
-
-
-@pytest.fixture
-def oldest4(sets: Sets) -> MegatronRanks:
-    """Yields four ranks with the oldest release."""
-    return sets(4, OLDEST)
-
-
+oldest2, newest2, oldest4 = _of_one_release(2, OLDEST), _of_one_release(2, NEWEST), _of_one_release(4, OLDEST)
 fresh2 = fixture_of(lambda: MegatronRanks(2), "function")
 fresh4 = fixture_of(lambda: MegatronRanks(4), "function")

@@ -8,6 +8,12 @@
  * (borrowed; NULL with 0 bytes: none) are copied as far as they fit, then struct_size is set. No effect if out is NULL
  * or struct_size has no space for itself. */
 void sluice_struct_init(void* out, size_t struct_size, const void* defaults, size_t defaults_size);
+/* Defines the _init function of a struct with these members as its defaults; a single 0: none. */
+#define SLUICE_DEFINE_INIT(type, ...)                                 \
+  void type##_init(type##_t* out, size_t struct_size) {               \
+    static const type##_t defaults = {__VA_ARGS__};                   \
+    sluice_struct_init(out, struct_size, &defaults, sizeof defaults); \
+  }
 
 /* Copies a caller's struct over `dst`.
  *
@@ -29,8 +35,8 @@ sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const 
  * error, so for functions that hold no resources. oldest: bytes of the oldest supported layout. */
 #define SLUICE_READ_STRUCT(type, name, given, oldest) \
   type##_t name;                                      \
-  type##_init(&name, sizeof name);                    \
-  SLUICE_TRY(sluice_struct_copy(&name, sizeof name, (given), (oldest), #type "_t"))
+  type##_init(&(name), sizeof(name));                 \
+  SLUICE_TRY(sluice_struct_copy(&(name), sizeof(name), (given), (oldest), #type "_t"))
 /* The same into *out, for a struct with a member `next`; refuses extensions. */
 #define SLUICE_READ_INTO(type, out, given, oldest)                                     \
   type##_init((out), sizeof *(out));                                                   \
@@ -38,7 +44,7 @@ sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const 
   SLUICE_TRY(sluice_struct_check_next((out)->next, #type "_t"))
 #define SLUICE_READ_EXTENSIBLE(type, name, given, oldest) \
   type##_t name;                                          \
-  SLUICE_READ_INTO(type, &name, given, oldest)
+  SLUICE_READ_INTO(type, &(name), given, oldest)
 
 /* Write results into a caller's struct, up to the caller's struct_size. _check_size first verifies that size, since it
  * may be uninitialised; _give then writes `value`, followed by zeros for fields unknown here. out: not NULL. Errors:

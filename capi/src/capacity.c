@@ -5,9 +5,7 @@
 #include "backend/base/structs.h"
 #include "capi/src/check_layer.h"
 
-void sluice_capacity_report_init(sluice_capacity_report_t* out_report, size_t struct_size) {
-  sluice_struct_init(out_report, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_capacity_report, 0)
 
 static int32_t expert_at(const sluice_moe_t* moe, int64_t place) {
   for (int32_t e = 0; e < moe->shape.config.num_experts; ++e) {

@@ -47,9 +47,7 @@ static sluice_status_t create_device(int32_t device_id, const sluice_cuda_source
 
 /* ---- NCCL ---- */
 
-void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size) {
-  sluice_struct_init(out_group, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_nccl_group, 0)
 
 sluice_status_t sluice_nccl_id_create(const char* library, void* out_id) {
   if (out_id == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_nccl_id_create: out_id is NULL");

@@ -13,10 +13,7 @@
 #include "capi/src/context_on_device.h"
 #include "sluice/moe.h"
 
-void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
-  static const sluice_context_config_t defaults = {.device_type = SLUICE_DEVICE_CPU};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_context_config, .device_type = SLUICE_DEVICE_CPU)
 
 static sluice_status_t read_config(const sluice_context_config_t* config, sluice_context_config_t* out) {
   SLUICE_READ_INTO(sluice_context_config, out, config, offsetof(sluice_context_config_t, memory_budget));

@@ -6,10 +6,7 @@
 #include "backend/migration/protocol.h"
 #include "backend/migration/run/run.h"
 
-void sluice_migration_config_init(sluice_migration_config_t* out_config, size_t struct_size) {
-  static const sluice_migration_config_t defaults = {.chunk_bytes = 256 << 10, .gives_way = 1};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_migration_config, .chunk_bytes = 256 << 10, .gives_way = 1)
 
 sluice_status_t sluice_migration_create(sluice_comm_t* comm, const sluice_migration_config_t* config,
                                         sluice_migration_t** out_migration) {

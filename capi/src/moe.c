@@ -8,14 +8,8 @@
 #include "backend/moe/run/run.h"
 #include "capi/src/check_layer.h"
 
-void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t struct_size) {
-  sluice_struct_init(out_args, struct_size, NULL, 0);
-}
-
-void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t struct_size) {
-  static const sluice_moe_backward_args_t defaults = {.parts = SLUICE_BACKWARD_BOTH};
-  sluice_struct_init(out_args, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_moe_forward_args, 0)
+SLUICE_DEFINE_INIT(sluice_moe_backward_args, .parts = SLUICE_BACKWARD_BOTH)
 
 static sluice_status_t refuse_host(const sluice_moe_t* moe, int32_t status, const char* message) {
   if (status == SLUICE_OK) return SLUICE_OK;

@@ -16,17 +16,9 @@
 #include "backend/moe/run/run.h"
 #include "capi/src/check_layer.h"
 
-void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
-  static const sluice_moe_config_t defaults = {.top_k = 1,
-                                               .dtype = SLUICE_DTYPE_F32,
-                                               .activation = SLUICE_ACTIVATION_GELU,
-                                               .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
-                                               .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                                               .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
-                                               .swiglu_alpha = 1.0f,
-                                               .swiglu_limit = FLT_MAX};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_moe_config, .top_k = 1, .dtype = SLUICE_DTYPE_F32, .activation = SLUICE_ACTIVATION_GELU,
+                   .wgrad_mode = SLUICE_WGRAD_ADAPTIVE, .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                   .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE, .swiglu_alpha = 1.0f, .swiglu_limit = FLT_MAX)
 
 /* above < x, and finite; false for NaN */
 static int is_between(float x, float above) { return x > above && x <= FLT_MAX; }

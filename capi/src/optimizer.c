@@ -29,30 +29,11 @@ struct sluice_optimizer_s {
 
 /* ---- structs ---- */
 
-void sluice_optimizer_config_init(sluice_optimizer_config_t* out_config, size_t struct_size) {
-  const sluice_optimizer_config_t defaults = {.device_bucket = DEFAULT_BUCKET, .device_num_slots = 2};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_optimizer_group_init(sluice_optimizer_group_t* out_group, size_t struct_size) {
-  const sluice_optimizer_group_t defaults = {.lr = 1e-3,
-                                             .beta1 = 0.9,
-                                             .beta2 = 0.999,
-                                             .epsilon = 1e-8,
-                                             .weight_decay = 0.01,
-                                             .decoupled = 1,
-                                             .bias_correction = 1};
-  sluice_struct_init(out_group, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_optimizer_step_args_init(sluice_optimizer_step_args_t* out_args, size_t struct_size) {
-  const sluice_optimizer_step_args_t defaults = {.loss_scale = 1.0, .check_finite = 1, .bucket = DEFAULT_BUCKET};
-  sluice_struct_init(out_args, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_optimizer_step_result_init(sluice_optimizer_step_result_t* out_result, size_t struct_size) {
-  sluice_struct_init(out_result, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_optimizer_config, .device_bucket = DEFAULT_BUCKET, .device_num_slots = 2)
+SLUICE_DEFINE_INIT(sluice_optimizer_group, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8,
+                   .weight_decay = 0.01, .decoupled = 1, .bias_correction = 1)
+SLUICE_DEFINE_INIT(sluice_optimizer_step_args, .loss_scale = 1.0, .check_finite = 1, .bucket = DEFAULT_BUCKET)
+SLUICE_DEFINE_INIT(sluice_optimizer_step_result, 0)
 
 /* ---- create and destroy ---- */
 

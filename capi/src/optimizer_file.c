@@ -18,14 +18,8 @@ struct sluice_optimizer_file_s {
 
 /* ---- structs ---- */
 
-void sluice_optimizer_file_config_init(sluice_optimizer_file_config_t* out_config, size_t struct_size) {
-  const sluice_optimizer_file_config_t defaults = {.step = SLUICE_NO_STEP, .world_size = 1};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, size_t struct_size) {
-  sluice_struct_init(out_info, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_optimizer_file_config, .step = SLUICE_NO_STEP, .world_size = 1)
+SLUICE_DEFINE_INIT(sluice_optimizer_file_info, 0)
 
 /* The copied members are valid after errors too, because the ranks of `comm` must be told of the error. */
 static sluice_status_t check_config(const sluice_optimizer_file_config_t* c) {

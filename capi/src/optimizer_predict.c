@@ -17,18 +17,9 @@ enum {
   MOST_BUCKETS = 1 << 20, /* bound on the buckets of a simulated plan */
 };
 
-void sluice_optimizer_workload_init(sluice_optimizer_workload_t* out_workload, size_t struct_size) {
-  const sluice_optimizer_workload_t defaults = {.bucket = DEFAULT_BUCKET,
-                                                .param_dtype = SLUICE_DTYPE_BF16,
-                                                .grad_dtype = SLUICE_DTYPE_BF16,
-                                                .num_slots = SLUICE_BUCKET_MAX_SLOTS,
-                                                .world_size = 1};
-  sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_optimizer_prediction_init(sluice_optimizer_prediction_t* out_prediction, size_t struct_size) {
-  sluice_struct_init(out_prediction, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_optimizer_workload, .bucket = DEFAULT_BUCKET, .param_dtype = SLUICE_DTYPE_BF16,
+                   .grad_dtype = SLUICE_DTYPE_BF16, .num_slots = SLUICE_BUCKET_MAX_SLOTS, .world_size = 1)
+SLUICE_DEFINE_INIT(sluice_optimizer_prediction, 0)
 
 /* ---- the request ---- */
 

@@ -13,21 +13,9 @@
 
 /* ---- structs ---- */
 
-void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size) {
-  const sluice_pipeline_config_t defaults = {.num_virtual = 1,
-                                             .placement = -1,
-                                             .separate_wgrad = -1,
-                                             .receives_ahead = 1,
-                                             .num_replicas = 1,
-                                             .replica = -1,
-                                             .stage = -1};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size) {
-  const sluice_pipeline_batch_t defaults = {.num_micro_batches = 1};
-  sluice_struct_init(out_batch, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_pipeline_config, .num_virtual = 1, .placement = -1, .separate_wgrad = -1, .receives_ahead = 1,
+                   .num_replicas = 1, .replica = -1, .stage = -1)
+SLUICE_DEFINE_INIT(sluice_pipeline_batch, .num_micro_batches = 1)
 
 /* ---- policies by name ---- */
 

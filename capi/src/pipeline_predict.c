@@ -23,15 +23,8 @@ typedef struct question_s {
   sluice_pipeline_result_t result;
 } question_t;
 
-void sluice_pipeline_workload_init(sluice_pipeline_workload_t* out_workload, size_t struct_size) {
-  const sluice_pipeline_workload_t defaults = {.num_stages = 1,
-                                               .num_virtual = 1,
-                                               .num_micro_batches = 1,
-                                               .placement = -1,
-                                               .separate_wgrad = -1,
-                                               .receives_ahead = 1};
-  sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_pipeline_workload, .num_stages = 1, .num_virtual = 1, .num_micro_batches = 1, .placement = -1,
+                   .separate_wgrad = -1, .receives_ahead = 1)
 
 /* ---- the request ---- */
 

@@ -8,9 +8,7 @@
 #include "backend/moe/layer/placement.h"
 #include "backend/moe/run/run.h"
 
-void sluice_expert_placement_init(sluice_expert_placement_t* out_placement, size_t struct_size) {
-  sluice_struct_init(out_placement, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_expert_placement, 0)
 
 static sluice_status_t check(const sluice_moe_t* moe, const sluice_expert_placement_t* placement) {
   const sluice_moe_config_t* c = &moe->shape.config;

@@ -26,13 +26,8 @@ struct sluice_plan_s {
   sluice_plan_candidate_t lines[MAX_LINES];
 };
 
-void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size) {
-  static const sluice_plan_config_t defaults = {.max_outstanding = 1,
-                                                .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                                                .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
-                                                .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_plan_config, .max_outstanding = 1, .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                   .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE, .wgrad_mode = SLUICE_WGRAD_ADAPTIVE)
 
 static sluice_status_t check_config(const sluice_plan_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX,

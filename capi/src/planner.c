@@ -60,10 +60,7 @@ sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, ch
 
 /* ---- calibrating ---- */
 
-void sluice_calibration_config_init(sluice_calibration_config_t* out_config, size_t struct_size) {
-  static const sluice_calibration_config_t defaults = {.seconds = 8, .dtype = SLUICE_DTYPE_F32};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_calibration_config, .seconds = 8, .dtype = SLUICE_DTYPE_F32)
 
 sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice_calibration_config_t* config,
                                          sluice_planner_t** out_planner) {
@@ -91,11 +88,8 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
 
 /* ---- workloads ---- */
 
-void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size) {
-  static const sluice_planner_workload_t defaults = {
-      .skew = 1, .top_k = 1, .world_size = 1, .max_outstanding = 1, .dtype = SLUICE_DTYPE_F32};
-  sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_planner_workload, .skew = 1, .top_k = 1, .world_size = 1, .max_outstanding = 1,
+                   .dtype = SLUICE_DTYPE_F32)
 
 static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
   SLUICE_TRY(SLUICE_REQUIRE(w->model_width >= 1 && w->model_width <= INT32_MAX,
@@ -302,19 +296,9 @@ const char* sluice_planner_verdict_name(int32_t verdict) {
 
 /* ---- placements ---- */
 
-void sluice_placement_problem_init(sluice_placement_problem_t* out_problem, size_t struct_size) {
-  static const sluice_placement_problem_t defaults = {.target = 1.05};
-  sluice_struct_init(out_problem, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_placement_result_init(sluice_placement_result_t* out_result, size_t struct_size) {
-  sluice_struct_init(out_result, struct_size, NULL, 0);
-}
-
-void sluice_planner_move_init(sluice_planner_move_t* out_move, size_t struct_size) {
-  static const sluice_planner_move_t defaults = {.horizon_steps = 100, .least_gain = 0.05, .steps_since_move = -1};
-  sluice_struct_init(out_move, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_placement_problem, .target = 1.05)
+SLUICE_DEFINE_INIT(sluice_placement_result, 0)
+SLUICE_DEFINE_INIT(sluice_planner_move, .horizon_steps = 100, .least_gain = 0.05, .steps_since_move = -1)
 
 sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* problem,
                                          sluice_placement_result_t* inout_result) {

@@ -17,11 +17,8 @@ struct sluice_schedule_s {
   sluice_template_t* schedule; /* owned */
 };
 
-void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size) {
-  static const sluice_schedule_config_t defaults = {
-      .num_chunks = 1, .needs_backward = 1, .dgrad = 1, .wgrad = SLUICE_WGRAD_CALL_NOW};
-  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_schedule_config, .num_chunks = 1, .needs_backward = 1, .dgrad = 1,
+                   .wgrad = SLUICE_WGRAD_CALL_NOW)
 
 static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
   const struct {

@@ -11,19 +11,9 @@ enum { MOST_LAYERS = 65536 }; /* as in backend/planner/stages */
 
 /* ---- structs ---- */
 
-void sluice_planner_layer_init(sluice_planner_layer_t* out_layer, size_t struct_size) {
-  static const sluice_planner_layer_t defaults = {.may_recompute = 1, .may_offload = 1};
-  sluice_struct_init(out_layer, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_planner_problem_init(sluice_planner_problem_t* out_problem, size_t struct_size) {
-  static const sluice_planner_problem_t defaults = {.num_stages = 1, .num_micro_batches = 1};
-  sluice_struct_init(out_problem, struct_size, &defaults, sizeof defaults);
-}
-
-void sluice_planner_result_init(sluice_planner_result_t* out_result, size_t struct_size) {
-  sluice_struct_init(out_result, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_planner_layer, .may_recompute = 1, .may_offload = 1)
+SLUICE_DEFINE_INIT(sluice_planner_problem, .num_stages = 1, .num_micro_batches = 1)
+SLUICE_DEFINE_INIT(sluice_planner_result, 0)
 
 static sluice_status_t read_problem(const sluice_planner_problem_t* given, sluice_planner_problem_t* p) {
   SLUICE_READ_INTO(sluice_planner_problem, p, given, sizeof *p);

@@ -7,14 +7,8 @@
 #include "backend/swap/order.h"
 #include "backend/swap/run/run.h"
 
-void sluice_swap_config_init(sluice_swap_config_t* out_config, size_t struct_size) {
-  sluice_struct_init(out_config, struct_size, NULL, 0);
-}
-
-void sluice_swap_workload_init(sluice_swap_workload_t* out_workload, size_t struct_size) {
-  static const sluice_swap_workload_t defaults = {.num_micro_batches = 1, .in_flight = 1};
-  sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
-}
+SLUICE_DEFINE_INIT(sluice_swap_config, 0)
+SLUICE_DEFINE_INIT(sluice_swap_workload, .num_micro_batches = 1, .in_flight = 1)
 
 static sluice_status_t check_config(const sluice_swap_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->num_layers >= 1 && c->num_layers <= 1 << 16 && c->swapped != NULL,

@@ -9,9 +9,7 @@
 #include "backend/tune/tuner.h"
 #include "capi/src/planner.h"
 
-void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
-  sluice_struct_init(out_config, struct_size, NULL, 0);
-}
+SLUICE_DEFINE_INIT(sluice_tuner_config, 0)
 
 sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tuner_config_t* config) {
   SLUICE_TRY(SLUICE_REQUIRE(context != NULL, "sluice_context_tune: context is NULL"));

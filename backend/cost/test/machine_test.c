@@ -87,25 +87,15 @@ TEST(Json_WrittenAndRead_IsTheSameMachine) {
   assert_int_equal(sluice_machine_read(text, length, &again), SLUICE_OK);
   assert_int_equal(sluice_machine_write(&again, twice, sizeof twice), length);
   assert_string_equal(text, twice);
-  for (double rows = 1; rows < 1e5; rows *= 1.7) {
-    for (int form = 0; form < SLUICE_FORM_COUNT; ++form) {
-      assert_true(is_near(sluice_machine_gemm(&again, SLUICE_DTYPE_BF16, form, rows),
-                          sluice_machine_gemm(&m, SLUICE_DTYPE_BF16, form, rows)));
-    }
-    assert_true(is_near(sluice_machine_exchange(&again, 32, rows * 1e3), sluice_machine_exchange(&m, 32, rows * 1e3)));
-    assert_true(is_near(sluice_curve_at(&again.host_copy, rows), sluice_curve_at(&m.host_copy, rows)));
-  }
-  assert_true(m.exchange_contention.count == 2 && again.exchange_contention.y[0] == 2e-3 &&
-              again.compute_contention.y[1] == 2e-4);
-  assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_contention == 1e-3 &&
-              again.second_compute_contention == 2e-5 && again.exchange_skew_gain == 0.25);
-  assert_true(again.num_copy_shares == 2 && again.copy_share[0].bytes == 1e5 && again.copy_share[1].bytes == 4e6);
-  assert_memory_equal(again.copy_share, m.copy_share, sizeof m.copy_share);
-  assert_true(m.copy_share[1].share[SLUICE_LANE_COMM][1 << SLUICE_LANE_COMM | 1 << SLUICE_LANE_COPY_IN] == 0.9);
-  assert_true(again.cache_miss_factor[0].count == 2 && again.cache_miss_factor[0].y[1] == 1.2 &&
-              again.cache_miss_factor[1].y[1] == 1.3);
-  assert_true(again.relu_seconds == 3e-13 && again.relu_grad_seconds == 4e-13);
-  assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
+  assert_memory_equal(&again, &m, sizeof m);
+  assert_true(m.exchange_contention.count == 2 && m.exchange_contention.y[0] == 2e-3 &&
+              m.compute_contention.y[1] == 2e-4 && m.second_exchange_seconds == 3e-4 &&
+              m.second_exchange_contention == 1e-3 && m.second_compute_contention == 2e-5);
+  assert_true(m.num_copy_shares == 2 && m.copy_share[0].bytes == 1e5 && m.copy_share[1].bytes == 4e6 &&
+              m.copy_share[1].share[SLUICE_LANE_COMM][1 << SLUICE_LANE_COMM | 1 << SLUICE_LANE_COPY_IN] == 0.9);
+  assert_true(m.cache_miss_factor[0].count == 2 && m.cache_miss_factor[0].y[1] == 1.2 &&
+              m.cache_miss_factor[1].y[1] == 1.3);
+  assert_true(m.exchange_skew_gain == 0.25 && m.relu_seconds == 3e-13 && m.relu_grad_seconds == 4e-13);
 }
 
 /* Numbers that differ only in their last digits, the largest number, and a non-ASCII name. */

@@ -7,6 +7,8 @@
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"
 
+enum { ROWS = 4096 };
+
 /* A pass takes the time of the surface; grouped, `gain` times that; at n chunks the gain grows with the number of
  * pairs. */
 typedef struct world_s {
@@ -19,6 +21,7 @@ typedef struct world_s {
   sluice_search_t search;
   sluice_grouping_t grouping;
   int32_t told, told_pick, told_why, told_grouped;
+  int32_t grouped, why, pick; /* of the last step */
   int ran_grouped;
 } world_t;
 
@@ -57,21 +60,25 @@ static void begin(world_t* w, int32_t mode, int knows) {
   w->told = w->ran_grouped = 0;
 }
 
-static int32_t step(world_t* w, int64_t rows, int32_t* out_grouped, int32_t* out_why) {
-  const int32_t answer = sluice_search_next(&w->search, rows, out_why);
-  const int32_t pick = sluice_grouping_next(&w->grouping, &w->search, rows, w->skew, answer, out_why, out_grouped);
-  w->ran_grouped += *out_grouped;
-  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
-    const double seconds = seconds_of(w, w->gain, rows, sluice_pick_chunks(pick), d, *out_grouped);
-    const uint64_t ns = (uint64_t)(1e9 * seconds);
-    sluice_grouping_observe(&w->grouping, d, pick, *out_grouped, rows, ns);
-    if (*out_grouped) {
-      sluice_search_count_pass(&w->search, seconds);
-    } else {
-      sluice_search_observe(&w->search, d, pick, rows, ns, NULL);
+/* Returns how many of the steps ran grouped. */
+static int32_t run_steps(world_t* w, int32_t count) {
+  const int32_t before = w->ran_grouped;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t answer = sluice_search_next(&w->search, ROWS, &w->why);
+    w->pick = sluice_grouping_next(&w->grouping, &w->search, ROWS, w->skew, answer, &w->why, &w->grouped);
+    w->ran_grouped += w->grouped;
+    for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+      const double seconds = seconds_of(w, w->gain, ROWS, sluice_pick_chunks(w->pick), d, w->grouped);
+      const uint64_t ns = (uint64_t)(1e9 * seconds);
+      sluice_grouping_observe(&w->grouping, d, w->pick, w->grouped, ROWS, ns);
+      if (w->grouped) {
+        sluice_search_count_pass(&w->search, seconds);
+      } else {
+        sluice_search_observe(&w->search, d, w->pick, ROWS, ns, NULL);
+      }
     }
   }
-  return pick;
+  return w->ran_grouped - before;
 }
 
 /* A machine on which sequential exchanges need several chunks. */
@@ -91,11 +98,9 @@ TEST(Grouping_FasterInTruth_StaysInEveryMode) {
     use_machine(&w);
     w.gain = w.predicted = 0.8;
     begin(&w, modes[i], knows[i]);
-    int32_t grouped = 0, why = 0, pick = 0;
-    for (int k = 0; k < 300; ++k) pick = step(&w, 4096, &grouped, &why);
-    assert_true(grouped && why != SLUICE_WHY_ON_TRIAL && sluice_pick_chunks(pick) > 2);
-    assert_int_equal(w.told, 1);
-    assert_true(w.told_pick == pick);
+    (void)run_steps(&w, 300);
+    assert_true(w.grouped && w.why != SLUICE_WHY_ON_TRIAL && sluice_pick_chunks(w.pick) > 2);
+    assert_true(w.told == 1 && w.told_pick == w.pick);
     assert_int_equal(w.told_why, modes[i] == SLUICE_TUNER_MODEL ? SLUICE_WHY_PREDICTED : SLUICE_WHY_RACED);
   }
 }
@@ -106,10 +111,8 @@ TEST(Grouping_SlowerInTruth_RunsAFewStepsAndNoMore) {
     use_machine(&w);
     w.gain = 1.05, w.predicted = 0.8; /* the model is wrong */
     begin(&w, modes[i], knows[i]);
-    int32_t grouped = 0, why = 0;
-    for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
-    assert_true(!grouped && why != SLUICE_WHY_ON_TRIAL && w.told == 0);
-    assert_in_range(w.ran_grouped, 4, 8);
+    assert_in_range(run_steps(&w, 300), 4, 8);
+    assert_true(!w.grouped && w.why != SLUICE_WHY_ON_TRIAL && w.told == 0);
   }
 }
 
@@ -123,58 +126,44 @@ TEST(Grouping_NothingToGain_NeverRuns) {
     const int32_t mode = i == 4 ? SLUICE_TUNER_ADAPTIVE : modes[i];
     begin(&w, mode, i == 4 ? 0 : knows[i]);
     if (i == 4) w.grouping.config.num_forms = 0;
-    int32_t grouped = 0, why = 0;
-    for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
-    assert_int_equal(w.ran_grouped, 0);
+    assert_int_equal(run_steps(&w, 300), 0);
   }
 }
 
-/* Routing that becomes uneven later starts another race, and steps that are never counted end the race. */
+/* Routing that becomes uneven later starts another race, and so does routing that becomes even again. */
 TEST(Grouping_SkewThatChanges_IsRacedAgain) {
   static world_t w;
   use_machine(&w);
   w.gain = 0.8, w.skew = 1;
   begin(&w, SLUICE_TUNER_ADAPTIVE, 0);
-  int32_t grouped = 0, why = 0;
-  for (int k = 0; k < 600; ++k) (void)step(&w, 4096, &grouped, &why);
-  assert_int_equal(w.ran_grouped, 0);
+  assert_int_equal(run_steps(&w, 600), 0);
   w.skew = 4;
-  for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
-  assert_true(grouped);
+  assert_true(run_steps(&w, 300) > 0 && w.grouped);
   w.skew = 1;
-  for (int k = 0; k < 600; ++k) (void)step(&w, 4096, &grouped, &why);
-  assert_false(grouped);
+  (void)run_steps(&w, 600);
+  assert_false(w.grouped);
 }
 
 /* A race during a slow phase is not final, whichever form it favours; repeating it uses a share of the time. */
 TEST(Grouping_UnluckyRace_IsRunAgain) {
   static world_t w;
   for (int i = 0; i < 4; ++i) {
-    const double truth = i % 2 ? 1.2 : 0.8;
+    const int wins = i % 2 == 0; /* grouped, in truth */
     use_machine(&w);
     w.gain = i % 2 ? 0.8 : 1.2, w.predicted = 0.8;
     begin(&w, SLUICE_TUNER_ADAPTIVE, i / 2);
-    int32_t grouped = 0, why = 0;
-    for (int k = 0; k < 120; ++k) (void)step(&w, 4096, &grouped, &why);
-    assert_int_equal(grouped, i % 2);
-    w.gain = truth;
-    int32_t num_steps = 0, num_others = 0;
-    for (; num_steps < 40000; ++num_steps) {
-      (void)step(&w, 4096, &grouped, &why);
-      num_others += grouped != (truth < 1);
-    }
-    assert_int_equal(grouped, truth < 1);
-    assert_true(why != SLUICE_WHY_ON_TRIAL && num_others < num_steps / 2);
-    assert_int_equal(w.told_grouped, truth < 1);
-    assert_int_equal(w.told_why, SLUICE_WHY_QUESTIONED);
-    assert_int_equal(w.told, i % 2 ? 2 : 1);
-    num_others = 0;
-    for (int k = 0; k < 20000; ++k) {
-      (void)step(&w, 4096, &grouped, &why);
-      num_others += grouped != (truth < 1);
-    }
-    printf("%s: mended, and then %d of 20000 steps in the slower form\n", i % 2 ? "plain" : "grouped", num_others);
-    assert_true(num_others < 20000 * 0.002 / 0.05);
+    (void)run_steps(&w, 120);
+    assert_int_equal(w.grouped, !wins);
+    w.gain = wins ? 0.8 : 1.2;
+    int32_t num_grouped = run_steps(&w, 40000);
+    assert_true((wins ? 40000 - num_grouped : num_grouped) < 40000 / 2);
+    assert_int_equal(w.grouped, wins);
+    assert_int_equal(w.told_grouped, wins);
+    assert_true(w.why != SLUICE_WHY_ON_TRIAL && w.told_why == SLUICE_WHY_QUESTIONED && w.told == (wins ? 1 : 2));
+    num_grouped = run_steps(&w, 20000);
+    const int32_t num_slower = wins ? 20000 - num_grouped : num_grouped;
+    printf("%s: mended, and then %d of 20000 steps in the slower form\n", wins ? "grouped" : "plain", num_slower);
+    assert_true(num_slower < 20000 * 0.002 / 0.05);
   }
 }
 
@@ -182,14 +171,12 @@ TEST(Grouping_StepsThatNeverCount_EndTheRace) {
   static world_t w;
   use_machine(&w);
   begin(&w, SLUICE_TUNER_ADAPTIVE, 0);
-  int32_t grouped = 0, why = 0;
-  for (int k = 0; k < 60; ++k) (void)step(&w, 4096, &grouped, &why);
-  w.skew = 1, w.grouping.spots[sluice_search_bucket(4096)].state = 0; /* a race without any report */
-  w.skew = 3;
+  (void)run_steps(&w, 60);
+  w.grouping.spots[sluice_search_bucket(ROWS)].state = 0; /* a race without any report */
   for (int k = 0; k < 600; ++k) {
-    why = SLUICE_WHY_RACED;
-    const int32_t pick = w.search.spots[sluice_search_bucket(4096)].pick;
-    (void)sluice_grouping_next(&w.grouping, &w.search, 4096, w.skew, pick, &why, &grouped);
+    w.why = SLUICE_WHY_RACED;
+    const int32_t pick = w.search.spots[sluice_search_bucket(ROWS)].pick;
+    (void)sluice_grouping_next(&w.grouping, &w.search, ROWS, w.skew, pick, &w.why, &w.grouped);
   }
-  assert_true(!grouped && why == SLUICE_WHY_RACED);
+  assert_true(!w.grouped && w.why == SLUICE_WHY_RACED);
 }

@@ -26,64 +26,54 @@ TEST(Ranks_SameObservations_PickAlikeInEveryStep) {
   assert_memory_equal(a.spots, b.spots, sizeof a.spots);
 }
 
-/* Batches of two alternating sizes with a different best n: the first pass after each switch costs more and is counted
- * once. */
-TEST(ChangingBatches_FirstPassAfterASwitch_IsCounted) {
+typedef struct switching_s {
+  double total, cost; /* seconds of all steps after `settling`, and of switches as counted */
+  int32_t switches;   /* between settled choices */
+} switching_t;
+
+/* Batches of two sizes with a different best n in turns of `turn` steps. Passes vary by the share `vary`; the first
+ * pass after a switch takes `extra` seconds more. */
+static switching_t run_switching(int32_t turn, double vary, double extra, int32_t settling, int32_t steps) {
   static sluice_search_t s;
+  static const int64_t sizes[] = {256, 16384};
   const surface_t surface = {.alpha = 1e-3, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
-  const int64_t sizes[] = {256, 16384};
-  const double extra = 3e-3;
+  uint32_t seed = 4;
+  int32_t last = 0, why = 0;
+  switching_t r = {0};
   sluice_search_init(&s, &config);
-  int32_t last = 0;
-  double wanted = 0;
-  int counted = 0;
-  for (int step = 0; step < 600; ++step) {
-    int64_t rows = sizes[step / 5 % 2];
-    int32_t why, pick = sluice_search_next(&s, rows, &why);
-    int switched = step > 0 && pick != last, settled = why == SLUICE_WHY_RACED;
-    if (step == 400) wanted = -s.stats.switch_seconds; /* both answers exist now */
+  for (int32_t step = 0; step < steps; ++step) {
+    const int64_t rows = sizes[step / turn % 2];
+    const int32_t pick = sluice_search_next(&s, rows, &why), switched = step > 0 && pick != last;
+    if (step == settling) r.cost = -s.stats.switch_seconds, r.total = -s.stats.total_seconds;
+    if (vary == 0) assert_true(step < settling || why == SLUICE_WHY_RACED);
+    r.switches += step >= settling && switched && why != SLUICE_WHY_ON_TRIAL;
     for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
-      double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d) + (switched ? extra : 0);
+      const double seconds =
+          truth(&surface, rows, sluice_pick_chunks(pick), 0, d) * uniform(&seed, 1, 1 + vary) + (switched ? extra : 0);
       if (switched) sluice_search_count_switch(&s, d, pick, rows, seconds);
       sluice_search_observe(&s, d, pick, rows, (uint64_t)(seconds * 1e9), NULL);
-      if (step >= 400 && switched) ++counted;
     }
-    assert_true(step < 400 || settled);
     last = pick;
   }
-  wanted += s.stats.switch_seconds;
-  assert_int_equal(counted, 2 * 40); /* every fifth step, both directions */
-  assert_true(fabs(wanted - counted * extra) < 0.02 * counted * extra);
+  r.cost += s.stats.switch_seconds, r.total += s.stats.total_seconds;
+  return r;
+}
+
+/* The first pass after each switch costs more and is counted once, in both directions. */
+TEST(ChangingBatches_FirstPassAfterASwitch_IsCounted) {
+  const double extra = 3e-3;
+  const switching_t r = run_switching(5, 0, extra, 400, 600);
+  assert_int_equal(r.switches, 40); /* every fifth step */
+  assert_true(fabs(r.cost - 2 * 40 * extra) < 0.02 * 2 * 40 * extra);
 }
 
 /* Passes vary by half, and switches cost nothing: positive and negative differences of single passes cancel. */
 TEST(ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing) {
-  static sluice_search_t s;
-  const surface_t surface = {.alpha = 1e-3, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
-  const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
-  const int64_t sizes[] = {256, 16384};
-  uint32_t seed = 4;
-  sluice_search_init(&s, &config);
-  int32_t last = 0;
-  double before = 0, total = 0;
-  int switches = 0;
-  for (int step = 0; step < 4000; ++step) {
-    int64_t rows = sizes[step / 3 % 2];
-    int32_t why, pick = sluice_search_next(&s, rows, &why);
-    int switched = step > 0 && pick != last;
-    if (step == 1000) before = s.stats.switch_seconds, total = s.stats.total_seconds;
-    switches += step >= 1000 && switched && why != SLUICE_WHY_ON_TRIAL;
-    for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
-      double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d) * uniform(&seed, 1, 1.5);
-      if (switched) sluice_search_count_switch(&s, d, pick, rows, seconds);
-      sluice_search_observe(&s, d, pick, rows, (uint64_t)(seconds * 1e9), NULL);
-    }
-    last = pick;
-  }
-  double share = (s.stats.switch_seconds - before) / (s.stats.total_seconds - total);
-  printf("%d switches that cost nothing, passes that vary by half: %.2f %% of the time\n", switches, 100 * share);
-  assert_true(switches > 900 && fabs(share) < 0.01);
+  const switching_t r = run_switching(3, 0.5, 0, 1000, 4000);
+  const double share = r.cost / r.total;
+  printf("%d switches that cost nothing, passes that vary by half: %.2f %% of the time\n", r.switches, 100 * share);
+  assert_true(r.switches > 900 && fabs(share) < 0.01);
 }
 
 /* Every race checks the second hypothesis of the papers: GEMMs with a step in rows per chunk violate it. */

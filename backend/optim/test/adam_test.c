@@ -131,19 +131,6 @@ static void expect_rule(const sluice_adam_rule_t* rule, int64_t t, double loss_s
   for (int64_t i = 0; i < COUNT; ++i) expect_step(rule, t, 1.0 / loss_scale, before, after, i);
 }
 
-TEST(Step_FromAnyState_IsTheRuleInF64WithinTwoUlp) {
-  const int64_t steps[] = {1, 2, 10, 1000, 1000000};
-  for (size_t s = 0; s < sizeof steps / sizeof steps[0]; ++s) {
-    for (int32_t is_decoupled = 0; is_decoupled < 2; ++is_decoupled) {
-      sluice_adam_rule_t rule = adamw;
-      rule.is_decoupled = is_decoupled;
-      memory_t before = memory_of(COUNT, SLUICE_DTYPE_F32, 1), after = memory_of(COUNT, SLUICE_DTYPE_F32, 1);
-      expect_rule(&rule, steps[s], 1.0, &before, &after);
-      release(&before), release(&after);
-    }
-  }
-}
-
 /* A random number of magnitude 2^low to 2^high; in a quarter of the cases 0, a power of two or a neighbour of one,
  * where rounding errors are largest and smallest. */
 static float sharp(int low, int high) {
@@ -170,7 +157,7 @@ static void fill_sharply(memory_t* a, int middle) {
 TEST(Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp) {
   const double beta1[] = {0.0, 0.5, 0.9, 0.95}, beta2[] = {0.0, 0.5, 0.95, 0.999, 0.9999},
                epsilon[] = {0.0, 1e-8, 1e-15, 1.0};
-  const int64_t steps[] = {1, 2, 10, 1000};
+  const int64_t steps[] = {1, 2, 10, 1000, 1000000};
   for (int round = 0; round < 80; ++round) {
     memory_t before = memory_of(COUNT, SLUICE_DTYPE_F32, 1), after = memory_of(COUNT, SLUICE_DTYPE_F32, 1);
     random_state = (uint64_t)round;
@@ -184,7 +171,7 @@ TEST(Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp) {
     rule.beta2 = beta2[round % 5];
     rule.epsilon = epsilon[round / 4 % 4];
     rule.is_decoupled = round % 3 != 0 || rule.beta2 < 0.9;
-    expect_rule(&rule, steps[round / 5 % 4], uniform() > 0.0 ? 1024.0 : 1.0, &before, &after);
+    expect_rule(&rule, steps[round / 3 % 5], uniform() > 0.0 ? 1024.0 : 1.0, &before, &after);
     release(&before), release(&after);
   }
 }

@@ -10,12 +10,12 @@ as other functions may have side effects.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from sluice.adapters.common.call_on_thread import call_on_thread
 from sluice.adapters.torch import Swiglu
 from torch import nn
 from torch.nn import functional as F
@@ -71,7 +71,7 @@ def find(
 
     alphas, limits, offsets  numbers of SwiGLU that the host names, in addition to those that models use
 
-    The function is called on a separate thread (call_on_thread.py).
+    The function is called on a separate thread.
     """
     return call_on_thread(lambda: _find(activation, gated, alphas, limits, offsets), "sluice-asks-a-gate")
 
@@ -136,3 +136,27 @@ def _gradients(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> list[
 def _close(found: torch.Tensor, wanted: torch.Tensor, size: torch.Tensor) -> bool:
     gap = float(((found - wanted).abs() / size).detach().max())
     return math.isfinite(gap) and gap <= _TOLERANCE
+
+
+T = TypeVar("T")
+
+
+def call_on_thread(ask: Callable[[], T], name: str) -> T:
+    """Calls `ask` on a thread of that name; returns its result and raises its exception. Autocast, grad mode, inference
+    mode, dispatch modes and saved-tensor hooks (of a checkpoint, say) belong to the host's thread, so that they do not
+    apply to the call."""
+    found: list[T] = []
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return found[0]

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from sluice.adapters.common import activations
-from sluice.adapters.common.factors import Factors
 from sluice.adapters.torch import Lora
-from sluice.adapters.transformers import NAME, gates
+from sluice.adapters.torch.lora import Factors
+from sluice.adapters.transformers import NAME
 from sluice.adapters.transformers.packed_stack import REMEDY, form_of, is_packed
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -185,7 +185,7 @@ def _unit(module: Any, names: tuple[str, ...]) -> tuple[activations.Unit | None,
     for number in (*others(module, names), *dict(module.named_buffers()), *loose):
         return None, f"its {number} may be a parameter of its gate, which may change"
     try:
-        found = gates.find(module)
+        found = _gate_of(module)
     except Exception as error:  # any class may be here
         return None, f"its gate fails on plain rows ({type(error).__name__}: {error})"
     return found, "" if found is not None else "its gate is not one that the library supports"
@@ -286,3 +286,23 @@ def _are_matrices(contract: Contract, tensors: Sequence[torch.Tensor]) -> bool:
 
 def _kind(value: Any) -> str:
     return "absent" if value is None else type(value).__name__
+
+
+def _gate_of(module: Any) -> activations.Unit | None:
+    """Returns the library's unit for the activation, found by calls of `_apply_gate`, or of `act_fn` without a gate.
+    None: the library has none."""
+
+    def activation(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if not module.has_gate:
+            return module.act_fn(gate)
+        return module._apply_gate(
+            torch.cat((gate, up), -1) if module.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
+        )
+
+    alphas = _numbers(module, "alpha", "swiglu_alpha")
+    return activations.find(activation, module.has_gate, alphas, _numbers(module, "limit", "swiglu_limit"))
+
+
+def _numbers(module: Any, *names: str) -> list[float]:
+    found = [getattr(module, name, None) for name in names]
+    return [float(value) for value in found if isinstance(value, (int, float))]

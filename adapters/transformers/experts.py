@@ -18,6 +18,7 @@ from sluice.adapters.common.contexts import context_of
 from sluice.adapters.common.migration import placement as placement_module
 from sluice.adapters.common.migration.moving import refuse_torn
 from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.migration.rounds import ExpertMigration
 from sluice.adapters.torch import (
     CastingLayer,
     Context,
@@ -267,7 +268,12 @@ class ExpertsState:
     def _lora(self, terms: low_rank.Terms, dtype: torch.dtype) -> Lora:
         contract = self.contract
         mine = None if self._group is None else self.placement.experts_of(self._group.rank)
-        return contract.lora(low_rank.of_stacks(contract.names[:2], terms, dtype, mine, 1 / self._num_batches))
+        return contract.lora(
+            [
+                low_rank.factors(terms[name], dtype, mine, 1 / self._num_batches) if name in terms else None
+                for name in contract.names[:2]
+            ]
+        )
 
     def _layer_of(
         self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, terms: low_rank.Terms | None
@@ -349,7 +355,7 @@ class ExpertsState:
         expert_slot: Sequence[int],
         optimizer: Any,
         bytes_per_second: int | None,
-    ) -> moving.ExpertMigration:
+    ) -> ExpertMigration:
         """Implements `sluice.start_moving_experts`."""
         with _making:
             if self._contract is None:

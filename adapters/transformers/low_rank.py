@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from sluice.adapters.common.factors import Factors, joined
+from sluice.adapters.torch.lora import Factors, joined
 
 
 class Term(NamedTuple):
@@ -229,10 +229,3 @@ def _of(stack: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
     if list(experts) == list(range(first, first + count)):
         return stack.narrow(0, first, count)
     return stack[list(experts)]
-
-
-def of_stacks(
-    names: Sequence[str], terms: Terms, dtype: torch.dtype, experts: Sequence[int] | None, share: float
-) -> list[Factors | None]:
-    """Returns the factors of each stacked parameter; None: it has no adapter."""
-    return [factors(terms[name], dtype, experts, share) if name in terms else None for name in names]

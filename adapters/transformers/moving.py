@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.common.migration import away, hooked, moving, placement
+from sluice.adapters.common.migration import away, moving, placement, rounds
 from sluice.adapters.common.migration.moving import Belongings, of_stacks
-from sluice.adapters.common.migration.rounds import ExpertMigration
 from sluice.adapters.common.optimizer_state import Gradient, Keeper, plain
 from sluice.adapters.transformers import contract as contracts
 from sluice.adapters.transformers.packed_stack import is_packed
@@ -22,7 +21,7 @@ def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Seque
     state  the adapter's state of `module`, whose contract it has read
     """
     belongings = _belongings(state, module, optimizer)
-    hooked.cancel(optimizer, "experts are moved at once")
+    rounds.cancel(optimizer, "experts are moved at once")
     try:
         moving.move(state, belongings, expert_rank, expert_slot)
     finally:
@@ -36,17 +35,17 @@ def start(
     expert_slot: Sequence[int],
     optimizer: torch.optim.Optimizer,
     bytes_per_second: int | None,
-) -> ExpertMigration:
+) -> rounds.ExpertMigration:
     """Starts a move during the optimizer's next steps. Collective as `move`."""
     target = placement.checked(state.moving_name, state.home, expert_rank, expert_slot)
     _belongings(state, module, optimizer)  # refuses what cannot move
-    migration = ExpertMigration(
+    migration = rounds.ExpertMigration(
         state,
         lambda: _belongings(state, module, optimizer),
         target,
         lambda: away.guard_module(module, state),
     )
-    hooked.migrations_of(optimizer, state.moving_ranks, bytes_per_second).add(migration)
+    rounds.migrations_of(optimizer, state.moving_ranks, bytes_per_second).add(migration)
     return migration
 
 

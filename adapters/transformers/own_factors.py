@@ -10,7 +10,6 @@ dicts have PEFT's full shapes: hooks gather saved tensors, and take this rank's 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,16 +97,11 @@ def _scatter(factor: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> N
 def of(experts: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """Returns A and B, by name, of all adapters on these experts (also inactive ones) that this rank has in part."""
     found: tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]] = {}, {}
-    for wrapper in _wrappers(experts):
+    shared = _shared.get(experts)
+    # In the same order on all ranks.
+    for wrapper in () if shared is None else sorted(shared.wrappers, key=lambda each: str(each.parameter_name)):
         for which, parameters in zip(_FACTORS, found):
             for adapter, factor in sorted(getattr(wrapper, which).items()):
                 if isinstance(factor.weight, DTensor):
                     parameters[f"{wrapper.parameter_name}.{which}.{adapter}"] = factor.weight
     return found
-
-
-def _wrappers(experts: Any) -> Iterator[Any]:
-    """Yields the wrappers of these experts, in the same order on all ranks."""
-    shared = _shared.get(experts)
-    if shared is not None:
-        yield from sorted(shared.wrappers, key=lambda wrapper: str(wrapper.parameter_name))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.common.call_on_thread import call_on_thread
+from sluice.adapters.common.activations import call_on_thread
 from sluice.adapters.transformers.contract import PLAIN, Contract, numbers_of
 from sluice.adapters.transformers.packed_stack import is_packed
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -117,7 +117,9 @@ def move(
     vote.take(lambda: _require_alike(layer.moving_name, trained, old, new))
     vote.take(lambda: layer.replace_experts(old))  # refused while a forward waits for its backward
     leaving = [e for e in old.experts_of(own) if old.place(e) != new.place(e)]
-    contents = vote.take(lambda: {e: _without_gaps(content_of(slots[old.expert_slot[e]], keeper)) for e in leaving})
+    contents = vote.take(
+        lambda: {e: shipments.without_gaps(content_of(slots[old.expert_slot[e]], keeper)) for e in leaving}
+    )
     described = vote.tell({e: _describe(content) for e, content in contents.items()})
     arrived = vote.take(lambda: _rooms(contents, described, old, new, own))
     # A third of the wait: ranks that find another one missing say so while the rest still waits for the vote.
@@ -233,21 +235,20 @@ def at_home(
 
 def content_of(expert: Expert, keeper: Keeper) -> Content:
     """Copies everything that belongs to an expert."""
-    content: Content = {}
-    for name, piece in expert.pieces.items():
-        content[f"{name} value"] = piece.of(piece.parameter).detach().clone()
-        content.update((f"{name} {key}", value) for key, value in keeper.read(piece).items())
-    for name, buffer in expert.buffers.items():
-        content[f"{name} buffer"] = buffer.detach().clone()
-    return content
+    buffers = {f"{name} buffer": buffer.detach().clone() for name, buffer in expert.buffers.items()}
+    return {**_with_values(expert, keeper.read), **buffers}
 
 
 def still_of(expert: Expert, keeper: Keeper) -> Content:
     """Copies the contents that stay the same from one update to the next."""
+    return _with_values(expert, keeper.still)
+
+
+def _with_values(expert: Expert, read: Callable[[Piece], Content]) -> Content:
     content: Content = {}
     for name, piece in expert.pieces.items():
         content[f"{name} value"] = piece.of(piece.parameter).detach().clone()
-        content.update((f"{name} {key}", value) for key, value in keeper.still(piece).items())
+        content.update((f"{name} {key}", value) for key, value in read(piece).items())
     return content
 
 
@@ -279,11 +280,6 @@ def fill(expert: Expert, keeper: Keeper, content: Content) -> None:
             keeper.write(piece, of_prefix(content, f"{name} "))
         for name, buffer in expert.buffers.items():
             buffer.copy_(content[f"{name} buffer"].view(buffer.shape))
-
-
-def _without_gaps(content: Content) -> Content:
-    """Returns the contents as they are sent: contiguous."""
-    return {name: v.contiguous() if isinstance(v, torch.Tensor) else v for name, v in content.items()}
 
 
 def _describe(content: Content) -> list[tuple[str, Any]]:

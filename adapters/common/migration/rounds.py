@@ -8,7 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from sluice import trace
 from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.common.migration.moving import Belongings, MovingLayer
@@ -116,3 +118,24 @@ class MigrationQueue:
         if self._background is not None:
             self._background.close()
             self._background = None
+
+
+_known: WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, ...], MigrationQueue]] = WeakKeyDictionary()
+
+
+def migrations_of(
+    optimizer: torch.optim.Optimizer, ranks: Sequence[int], bytes_per_second: int | None = None
+) -> MigrationQueue:
+    """Returns the queue of moves between these ranks that this optimizer runs. The first call sets bytes_per_second."""
+    by_ranks = _known.setdefault(optimizer, {})
+    if tuple(ranks) not in by_ranks:
+        made = by_ranks[tuple(ranks)] = MigrationQueue(ranks, bytes_per_second)
+        optimizer.register_step_pre_hook(lambda *_: made.before_update())
+        optimizer.register_step_post_hook(lambda *_: made.after_update())
+    return by_ranks[tuple(ranks)]
+
+
+def cancel(optimizer: torch.optim.Optimizer | None, reason: str) -> None:
+    """Cancels moves; experts stay where they are. All ranks call it."""
+    for migrations in _known.get(optimizer, {}).values() if optimizer is not None else ():
+        migrations.cancel(reason)

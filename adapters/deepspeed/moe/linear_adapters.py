@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from sluice.adapters.common.factors import Factors, joined
 from sluice.adapters.torch import Lora
+from sluice.adapters.torch.lora import Factors, joined
 from torch import nn
 
 

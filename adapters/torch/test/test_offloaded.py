@@ -15,6 +15,7 @@ import sluice
 import torch
 from sluice.adapters.torch.offloaded import Offloaded
 from sluice.errors import External, InvalidState
+from test_pipeline_planned import Work
 from test_plan_model import Model, peak_of, step
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -169,27 +170,11 @@ def test_Offloaded_SavedTensorChangedInPlace_IsRefusedByName(x) -> None:
         forward(model, x).backward()
 
 
-class _Sleeps(torch.autograd.Function):
-    """Takes this long in the forward, and twice as long in the backward, for which it saves a tensor."""
-
-    @staticmethod
-    def forward(ctx, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        y = x * 2
-        ctx.save_for_backward(y)
-        time.sleep(seconds)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (y,) = ctx.saved_tensors
-        time.sleep(2 * ctx.seconds)
-        return grad * y, None
-
-
 class Sleeping(nn.Module):
+    """Takes FORWARD_S in the forward, and twice as long in the backward, for which it saves a tensor."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Sleeps.apply(x, FORWARD_S) * 0.5
+        return Work.apply(x, FORWARD_S, 2 * FORWARD_S, 4 * x.numel()) * 0.5
 
 
 FORWARD_S, GAP, MOST = 0.04, 0.8, 1.05  # copies take GAP of the forward that hides them, and steps MOST of kept ones

@@ -54,7 +54,6 @@ SELECTOR = "auto"
 # Tests of the C ABI that include a folder of the engine, or a higher one, but are not next to it.
 ASKING = {
     ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # it writes calibrate's files while calls of the C ABI fail
-    ("capi/test/layer/schedule_test.c", "cost"),  # compares the results of schedule.h with the closed forms
 }
 # The fakes of a GPU's libraries on the CPU, and their only user outside of tests, which records the engine's calls.
 FAKES = ("//backend/device/cuda:fake", "//backend/device/cuda:emulated_kernels", "//backend/gemm/cublas:fake")

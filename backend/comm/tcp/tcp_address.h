@@ -41,13 +41,11 @@ socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct so
 socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
                                  struct sockaddr_storage* out_target);
 
-/* ---- addresses that a caller gives if the ranks share no communicator: "host:port" for each rank, or only for rank 0
- * -- */
-
+/* An address that a caller gives if the ranks share no communicator: "host:port" of each rank, or of rank 0 alone. */
 typedef struct sluice_tcp_endpoint_s {
   uint16_t port; /* 0: the system chooses a port, and the rank tells the others */
-  uint8_t
-      is_numeric; /* the rank listens only at this address; a name may also resolve to addresses of other machines */
+  /* The rank listens only at this address; a name may also resolve to addresses of other machines. */
+  uint8_t is_numeric;
   uint8_t num_addresses; /* with a port: at least 1 */
   char text[80];         /* as the caller wrote it, for messages; truncated if longer */
   sluice_tcp_address_t addresses[SLUICE_TCP_MAX_ADDRESSES];

@@ -7,7 +7,7 @@
  * accept. A small message on an idle connection is written by the thread that sends it, which saves a wake-up.
  *
  *   tcp_messages.c        open, close, the thread, calls of the endpoint
- *   tcp_messages_move.c   bytes in and out of one peer's connection */
+ *   tcp_messages_move.c   bytes in and out of one peer's connection, and which connections give way */
 #pragma once
 
 #include <pthread.h>

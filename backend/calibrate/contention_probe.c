@@ -7,11 +7,11 @@
 #include "backend/calibrate/contention.h"
 #include "backend/calibrate/probe.h"
 
-#define TRIALS        3
-#define MOST          512
+#define TRIALS        3    /* exchanges that measure how many a sample holds */
+#define MOST          512  /* exchanges of a sample */
 #define LONGEST_PIECE 1e-3 /* seconds of one GEMM: the end of exchanges is noticed only between GEMMs */
 #define PIECES        8    /* GEMMs that measure the time of one alone */
-#define KEPT          16
+#define KEPT          16   /* kinds of exchanges whose number per sample is remembered */
 
 typedef struct contention_probe_s {
   sluice_bench_t* bench;

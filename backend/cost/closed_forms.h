@@ -39,8 +39,7 @@ enum {
  * stretched by the alpha of the streams in that phase. Exact for paradigm 1 with reused slots and no interference. */
 double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);
 
-/* MPipeMoE eq. 10, first line, with its misprints corrected: n times the longest of (S + R) / mu, C / sigma and X /
- * eta. With copies, mu, sigma and eta are those with all streams running, else those with the two streams that run
- * [Table II].
- */
+/* MPipeMoE eq. 10, first line, with its misprints corrected: n times the longest of (S + R) / mu, C / sigma and
+ * X / eta. With copies, mu, sigma and eta are those while all streams run; without, those while communication and
+ * computation run [Table II]. */
 double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);

@@ -42,7 +42,7 @@ sluice_status_t sluice_route(const sluice_tensor_t* expert_ids, int32_t num_expe
                        (int)num_experts);
   }
   SLUICE_TRY(read_ids(expert_ids, &ids));
-  /* No data: no elements, whatever the sizes are. */
+  /* A tensor without data has no elements, whatever its shape says. */
   int64_t num_tokens = ids.data == NULL ? 0 : expert_ids->shape[0], top_k = expert_ids->shape[1];
   for (int64_t t = 0; t < num_tokens; ++t) {
     for (int64_t k = 0; k < top_k; ++k) {

@@ -59,6 +59,7 @@ typedef struct world_s {
   sluice_tuner_strategy_t joint;
   user_t users[STRATEGIES];
   int num_predictions;
+  int32_t k, why; /* of the last step */
 } world_t;
 
 static double predict_pair(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
@@ -101,13 +102,12 @@ static void observe(world_t* w, int64_t rows, int32_t k, int32_t pick) {
 }
 
 /* One step; returns its time. */
-static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
+static double step(world_t* w, int64_t rows) {
   int32_t pick = 0;
-  const sluice_tuner_table_t* table = sluice_tuner_strategy_next(&w->joint, rows, &pick, out_why);
-  const int32_t k = *out_k = table->restore_set - 1, n = sluice_pick_chunks(pick);
-  assert_true(n >= 2);
-  observe(w, rows, k, pick);
-  return step_of(&w->machine, k, rows, n);
+  w->k = sluice_tuner_strategy_next(&w->joint, rows, &pick, &w->why)->restore_set - 1;
+  assert_true(sluice_pick_chunks(pick) >= 2);
+  observe(w, rows, w->k, pick);
+  return step_of(&w->machine, w->k, rows, sluice_pick_chunks(pick));
 }
 
 static const int64_t sizes[] = {256, 1024, 4096, 16384};
@@ -127,9 +127,9 @@ TEST(Joint_EachSize_EndsNearTheBestPair) {
     for (int m = 0; m < MACHINES; ++m) {
       w.machine = random_machine(&seed);
       begin(&w, cases[c].mode, cases[c].knows);
-      int32_t best_of[SIZES], k = 0, why = 0;
+      int32_t best_of[SIZES];
       double last[SIZES] = {0};
-      for (int i = 0; i < 4000; ++i) last[i % SIZES] = step(&w, sizes[i % SIZES], &k, &why);
+      for (int i = 0; i < 4000; ++i) last[i % SIZES] = step(&w, sizes[i % SIZES]);
       for (int s = 0; s < SIZES; ++s) {
         regret += last[s] / exhaustive_pairs(&w.machine, sizes[s], &w.tables[0].search.config, &best_of[s]) - 1;
         if (s > 0) changes += best_of[s] != best_of[s - 1];
@@ -150,9 +150,8 @@ TEST(Joint_SlowByPrediction_IsNotTried) {
   begin_by_rows(&w, (double[]){1e-8, 1e-8, 1e-3, 1e-8}, SLUICE_TUNER_ADAPTIVE, 1);
   int ran[STRATEGIES] = {0};
   for (int i = 0; i < 1000; ++i) {
-    int32_t k = 0, why = 0;
-    (void)step(&w, 4096, &k, &why);
-    ++ran[k];
+    (void)step(&w, 4096);
+    ++ran[w.k];
   }
   assert_true(ran[2] == 0 && ran[0] > 0 && ran[1] > 0 && ran[3] > 0);
 }
@@ -165,13 +164,13 @@ TEST(Joint_SettledSizes_AskForNoPrediction) {
     uint32_t seed = 5;
     w.machine = random_machine(&seed);
     begin(&w, modes[c], 1);
-    int32_t k = 0, why = 0, of_size[SIZES] = {0};
-    for (int i = 0; i < 800; ++i) (void)step(&w, sizes[i % SIZES], &of_size[i % SIZES], &why);
+    int32_t of_size[SIZES] = {0};
+    for (int i = 0; i < 800; ++i) (void)step(&w, sizes[i % SIZES]), of_size[i % SIZES] = w.k;
     const int asked = w.num_predictions;
     assert_true(asked > 0);
     for (int i = 0; i < 160; ++i) { /* answers are raced again after 512 passes */
-      (void)step(&w, sizes[i % SIZES], &k, &why);
-      assert_true(k == of_size[i % SIZES] && why != SLUICE_WHY_ON_TRIAL);
+      (void)step(&w, sizes[i % SIZES]);
+      assert_true(w.k == of_size[i % SIZES] && w.why != SLUICE_WHY_ON_TRIAL);
     }
     assert_int_equal(w.num_predictions, asked);
   }
@@ -183,9 +182,8 @@ TEST(Joint_OneIsTried_DecisionSaysWhatItTook) {
   begin_by_rows(&w, (double[]){1e-3, 1e-8, 1e-3, 1e-3}, SLUICE_TUNER_ADAPTIVE, 1);
   double took = 0;
   for (int i = 0; i < 200; ++i) {
-    int32_t k = 0, why = 0;
-    took = step(&w, 4096, &k, &why);
-    assert_int_equal(k, 1);
+    took = step(&w, 4096);
+    assert_int_equal(w.k, 1);
   }
   assert_int_equal(w.tuner.num_decisions, 1);
   const sluice_search_decision_t* said = &w.tuner.decisions[0].what;
@@ -203,20 +201,18 @@ TEST(Joint_Comparison_RunsWindowsOnEnd) {
     int is_searched = 0;
     for (int32_t k = 0; k < STRATEGIES; ++k)
       is_searched |= w.tables[k].search.spots[sluice_search_bucket(4096)].state != SLUICE_SPOT_ANSWERED;
-    int32_t k = 0, why = 0;
-    (void)step(&w, 4096, &k, &why);
-    if (is_searched || why != SLUICE_WHY_ON_TRIAL) continue;
-    ++ran[k];
-    if (last >= 0 && k != last) assert_int_equal(on_end % 4, 0);
-    on_end = k == last ? on_end + 1 : 1;
-    last = k;
+    (void)step(&w, 4096);
+    if (is_searched || w.why != SLUICE_WHY_ON_TRIAL) continue;
+    ++ran[w.k];
+    if (last >= 0 && w.k != last) assert_int_equal(on_end % 4, 0);
+    on_end = w.k == last ? on_end + 1 : 1;
+    last = w.k;
   }
   /* a step is observed with the choice that ends the search */
   assert_true(ran[0] >= 15 && ran[1] >= 15 && ran[3] >= 15);
   assert_true(ran[2] >= 3 && ran[2] <= 4);
-  int32_t k = 0, why = 0;
-  (void)step(&w, 4096, &k, &why);
-  assert_int_equal(k, 0);
+  (void)step(&w, 4096);
+  assert_int_equal(w.k, 0);
 }
 
 /* Layers of a kind share a comparison. Each reports its last step just before its next, so more steps of a strategy are

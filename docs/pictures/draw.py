@@ -7,7 +7,7 @@ colour are one path. recorded.json has the events that `sluice trace` and ./quic
 .venv/bin/python docs/pictures/draw.py trace FOLDER          first takes the newest events from trace_out
 
 For trace.svg: sluice trace --out trace_out --steps 8 -- torchrun --nproc-per-node 2 \\
-               python_plugin/sluice/test/trace_rank.py 14 4 S4
+               python_plugin/sluice/test/layers_rank.py 14 256 2 4 S4 -
 """
 
 from __future__ import annotations

@@ -9,11 +9,9 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "sluice/sluice.h"
+#include "host.h"
 
 enum { T = 96, M = 16, H = 32, E = 4, K = 2, STEPS = 60 };
 
@@ -54,31 +52,7 @@ static void must(sluice_status_t status) {
   exit(1);
 }
 
-/* ---- tensors: descriptions of this program's memory ---- */
-
-typedef struct {
-  sluice_tensor_t tensor;
-  int64_t shape[2];
-} described_t;
-
-static const sluice_tensor_t* describe(described_t* d, void* data, uint8_t type_code, int32_t ndim, int64_t rows,
-                                       int64_t columns) {
-  memset(d, 0, sizeof *d);
-  d->shape[0] = rows, d->shape[1] = columns;
-  d->tensor.data = data;
-  d->tensor.device_type = SLUICE_DEVICE_CPU;
-  d->tensor.ndim = ndim;
-  d->tensor.type_code = type_code, d->tensor.type_bits = 32, d->tensor.type_lanes = 1;
-  d->tensor.shape = d->shape; /* strides NULL: row-major */
-  return &d->tensor;
-}
-
-/* Random numbers, the same in each run. */
-static float noise(float scale) {
-  static int64_t state = 1;
-  state = (state * 1103515245 + 12345) % 2147483648;
-  return scale * (2 * (float)state / 2147483648.0f - 1);
-}
+/* ---- the data of this program ---- */
 
 static float x[T][M], target[T][M], y[T][M], grad_y[T][M];
 static float router[M][E], logits[T][E], grad_logits[T][E], weights[T][K], grad_weights[T][K];
@@ -94,11 +68,12 @@ int main(int argc, char** argv) {
   load(argc > 1 ? argv[1] : "libsluice.so.0");
   printf("%s\n", p_sluice_build_info());
   for (int t = 0; t < T; ++t) {
-    for (int m = 0; m < M; ++m) x[t][m] = noise(1);
+    for (int m = 0; m < M; ++m) x[t][m] = noise(1, (uint32_t)(t * M + m));
     for (int m = 0; m < M; ++m) target[t][m] = sinf(3 * x[t][(m + 1) % M]);
   }
-  for (int i = 0; i < M * E; ++i) (&router[0][0])[i] = noise(0.2f);
-  for (int i = 0; i < E * H * M; ++i) (&w1[0][0][0])[i] = noise(0.4f), (&w2[0][0][0])[i] = noise(0.3f);
+  for (uint32_t i = 0; i < M * E; ++i) (&router[0][0])[i] = 0.2f * noise(2, i);
+  for (uint32_t i = 0; i < E * H * M; ++i)
+    (&w1[0][0][0])[i] = 0.4f * noise(3, i), (&w2[0][0][0])[i] = 0.3f * noise(4, i);
 
   sluice_context_config_t context_config;
   sluice_context_t* context = NULL;
@@ -115,24 +90,21 @@ int main(int argc, char** argv) {
   p_sluice_gate_config_init(&gate, sizeof gate);
   gate.num_experts = E, gate.top_k = K, gate.renormalize = 1;
 
-  described_t dx, dy, dgrad_y, dlogits, dgrad_logits, dids, dweights, dgrad_weights, d;
-  describe(&dx, x, SLUICE_TYPE_FLOAT, 2, T, M);
-  describe(&dy, y, SLUICE_TYPE_FLOAT, 2, T, M);
-  describe(&dgrad_y, grad_y, SLUICE_TYPE_FLOAT, 2, T, M);
-  describe(&dlogits, logits, SLUICE_TYPE_FLOAT, 2, T, E);
-  describe(&dgrad_logits, grad_logits, SLUICE_TYPE_FLOAT, 2, T, E);
-  describe(&dids, ids, SLUICE_TYPE_INT, 2, T, K);
-  describe(&dweights, weights, SLUICE_TYPE_FLOAT, 2, T, K);
-  describe(&dgrad_weights, grad_weights, SLUICE_TYPE_FLOAT, 2, T, K);
-
-  /* One tensor per local expert and kind. Shapes are borrowed, so each kind shares one. */
-  static int64_t up[] = {H, M}, down[] = {M, H};
+  /* Shapes are borrowed, so tensors share them. There is one tensor per local expert and kind. */
+  static int64_t rows[] = {T, M}, scores[] = {T, E}, routes[] = {T, K}, up[] = {H, M}, down[] = {M, H};
+  const sluice_tensor_t dx = describe(x, SLUICE_TYPE_FLOAT, rows), dy = describe(y, SLUICE_TYPE_FLOAT, rows);
+  const sluice_tensor_t dgrad_y = describe(grad_y, SLUICE_TYPE_FLOAT, rows);
+  const sluice_tensor_t dlogits = describe(logits, SLUICE_TYPE_FLOAT, scores);
+  const sluice_tensor_t dgrad_logits = describe(grad_logits, SLUICE_TYPE_FLOAT, scores);
+  const sluice_tensor_t dids = describe(ids, SLUICE_TYPE_INT, routes);
+  const sluice_tensor_t dweights = describe(weights, SLUICE_TYPE_FLOAT, routes);
+  const sluice_tensor_t dgrad_weights = describe(grad_weights, SLUICE_TYPE_FLOAT, routes);
   sluice_tensor_t lists[8][E];
   for (int e = 0; e < E; ++e) {
     void* const data[8] = {w1[e], b1[e], w2[e], b2[e], grad_w1[e], grad_b1[e], grad_w2[e], grad_b2[e]};
     for (int kind = 0; kind < 8; ++kind) {
-      lists[kind][e] = *describe(&d, data[kind], SLUICE_TYPE_FLOAT, kind % 2 == 0 ? 2 : 1, 0, 0);
-      lists[kind][e].shape = kind % 4 < 2 ? up : down;
+      lists[kind][e] = describe(data[kind], SLUICE_TYPE_FLOAT, kind % 4 < 2 ? up : down);
+      if (kind % 2 != 0) lists[kind][e].ndim = 1; /* a bias */
     }
   }
   sluice_expert_tensors_t params, grads;
@@ -149,13 +121,13 @@ int main(int argc, char** argv) {
         for (int m = 0; m < M; ++m) logits[t][e] += x[t][m] * router[m][e];
       }
     }
-    must(p_sluice_gate_forward(&gate, &dlogits.tensor, NULL, &dids.tensor, &dweights.tensor, NULL, NULL, NULL));
+    must(p_sluice_gate_forward(&gate, &dlogits, NULL, &dids, &dweights, NULL, NULL, NULL));
 
     sluice_moe_forward_args_t forward;
     sluice_step_t* saved = NULL;
     p_sluice_moe_forward_args_init(&forward, sizeof forward);
-    forward.tokens = &dx.tensor, forward.expert_ids = &dids.tensor, forward.route_weights = &dweights.tensor;
-    forward.params = &params, forward.out_tokens = &dy.tensor, forward.needs_backward = 1;
+    forward.tokens = &dx, forward.expert_ids = &dids, forward.route_weights = &dweights;
+    forward.params = &params, forward.out_tokens = &dy, forward.needs_backward = 1;
     must(p_sluice_moe_forward(moe, &forward, NULL, &saved));
 
     loss = 0;
@@ -171,13 +143,13 @@ int main(int argc, char** argv) {
 
     sluice_moe_backward_args_t backward;
     p_sluice_moe_backward_args_init(&backward, sizeof backward);
-    backward.tokens = &dx.tensor, backward.route_weights = &dweights.tensor, backward.params = &params;
-    backward.grad_out = &dgrad_y.tensor, backward.grad_route_weights = &dgrad_weights.tensor;
+    backward.tokens = &dx, backward.route_weights = &dweights, backward.params = &params;
+    backward.grad_out = &dgrad_y, backward.grad_route_weights = &dgrad_weights;
     backward.grad_params = &grads; /* grad_tokens stays NULL, because x is data */
     must(p_sluice_moe_backward(moe, saved, &backward, NULL));
     p_sluice_step_drop(saved);
-    must(p_sluice_gate_backward(&gate, &dlogits.tensor, NULL, &dids.tensor, &dgrad_weights.tensor, 0, 0,
-                                &dgrad_logits.tensor));
+    must(p_sluice_gate_backward(&gate, &dlogits, NULL, &dids, &dgrad_weights, 0, 0,
+                                &dgrad_logits));
 
     const float rate = 1.5f;
     for (int m = 0; m < M; ++m) {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from mg_ranks import MegatronRanks
-from sluice.planning.megatron_layout import layout_of
+from sluice.planning.stages_command import layout_of
 from test_mg_training import check_as_stock
 
 SOON = 60.0  # seconds: far below the timeout of the groups

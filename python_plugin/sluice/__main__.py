@@ -27,7 +27,7 @@ COMMANDS = {
     "doctor": "doctor",
     "plan": "planning.plan_command",
     "simulate": "planning.simulate_command",
-    "routing": "planning.routing_join",
+    "routing": "planning.routing",
     "tune": "planning.tune_command",
     "trace": "tracing.command",
     "merge": "adapters.transformers.merge",

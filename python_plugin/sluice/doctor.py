@@ -23,7 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from . import cache_folder
-from .doctor_findings import BAD, NOTE, OK, Finding, installed_version
+from .doctor_config import BAD, NOTE, OK, Finding, installed_version
 from .errors import SluiceError
 
 TOLERANCE = 1e-5
@@ -127,12 +127,9 @@ def _tiers(folder: str) -> Iterator[Finding]:
         yield Finding("tiers", BAD, f"{folder}: {error}", "name a folder that may be written, with 128 MiB of room")
         return
     yield Finding("tier: memory", OK, f"updates move {rates.update:.3g} bytes/s", f"--update-rate {rates.update:.2e}")
-    yield Finding(
-        "tier: file",
-        OK,
-        f"{folder}: {rates.write:.3g} bytes/s written, {rates.read:.3g} read",
-        f"--copy-rate {min(rates.write, rates.read):.2e} for `sluice plan --optimizer`",
-    )
+    moved = f"{folder}: {rates.write:.3g} bytes/s written, {rates.read:.3g} read"
+    option = f"--copy-rate {min(rates.write, rates.read):.2e} for `sluice plan --optimizer`"
+    yield Finding("tier: file", OK, moved, option)
 
 
 def _python() -> Iterator[Finding]:
@@ -159,37 +156,34 @@ def _self_check() -> Iterator[Finding]:
     good = result["forward_error"] <= TOLERANCE and result["gradient_error"] <= TOLERANCE
     advice = "" if good else "the library computes wrong results on this machine: report it with this output"
     yield Finding("self-check in C", OK if good else BAD, f"one rank, forward and backward: {errors}", advice)
-    yield Finding(
-        "gemm", OK, f"{result['gemm']}; in training the fastest for each shape is taken, torch's own GEMMs included"
-    )
+    taken = "in training the fastest for each shape is taken, torch's own GEMMs included"
+    yield Finding("gemm", OK, f"{result['gemm']}; {taken}")
 
 
 def _calibration() -> Iterator[Finding]:
     """Lists the calibrated machines in the cache folder that the C library uses."""
-    from sluice.planning import cached
+    from sluice.planning import machines
 
     folder = cache_folder.place()
-    every = list(cached.entries(folder))
+    every = list(machines.entries(folder))
+    finding = functools.partial(Finding, "calibration")
     for entry in every:
         if entry.refusal:
-            name = os.path.basename(entry.path)
-            yield Finding("calibration", NOTE, f"{name} in {folder} is not read", entry.refusal)
+            yield finding(NOTE, f"{os.path.basename(entry.path)} in {folder} is not read", entry.refusal)
     found = [entry for entry in every if not entry.refusal]
     names = {entry.problem: os.path.basename(entry.path) for entry in reversed(found) if entry.problem}
     if "damaged" in names:
-        yield Finding(
-            "calibration", NOTE, f"{names['damaged']} in {folder} is damaged", "it is measured again when needed"
-        )
+        yield finding(NOTE, f"{names['damaged']} in {folder} is damaged", "it is measured again when needed")
     elif names:
         (name,) = names.values()
         count = sum(bool(entry.problem) for entry in found)
         those = f"{count} of {len(found)} machines in {folder} are of another version's form ({name})"
-        yield Finding("calibration", NOTE, those, "they are measured again when needed")
+        yield finding(NOTE, those, "they are measured again when needed")
     elif found:
         newest = max(found, key=lambda entry: entry.written)
-        yield Finding("calibration", OK, f"{len(found)} measured machines in {folder}; the newest: {newest.words()}")
+        yield finding(OK, f"{len(found)} measured machines in {folder}; the newest: {newest.words()}")
     else:
-        yield Finding("calibration", OK, f"none in {folder}; `python -m sluice tune` makes one")
+        yield finding(OK, f"none in {folder}; `python -m sluice tune` makes one")
 
 
 def _kept() -> Iterator[Finding]:
@@ -248,18 +242,11 @@ def _torch() -> Iterator[Finding]:
 
     yield Finding("torch", OK, f"{torch.__version__}, {torch.get_num_threads()} threads")
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
-        yield Finding(
-            "communicator",
-            OK,
-            "tcp: connections made through a gloo group of Sluice's own per list of ranks; none for ep_size 1",
-        )
+        how = "connections made through a gloo group of Sluice's own per list of ranks; none for ep_size 1"
+        yield Finding("communicator", OK, f"tcp: {how}")
     else:
-        yield Finding(
-            "communicator",
-            BAD,
-            "this torch has no gloo",
-            "install a torch with gloo (torch.distributed) for ep_size > 1",
-        )
+        remedy = "install a torch with gloo (torch.distributed) for ep_size > 1"
+        yield Finding("communicator", BAD, "this torch has no gloo", remedy)
 
 
 def _torch_adapter() -> Iterator[Finding]:
@@ -267,33 +254,26 @@ def _torch_adapter() -> Iterator[Finding]:
         return
     from sluice.adapters.torch import build
 
+    finding, make = functools.partial(Finding, "torch adapter"), "`python -m sluice.adapters.torch.build`"
     path, reasons = build.find()
     if path is not None:
         made = "shipped" if path == build.shipped_path() else "compiled"
-        yield Finding("torch adapter", OK, f"{made} for this torch: {path}")
+        yield finding(OK, f"{made} for this torch: {path}")
         return
     for reason in reasons:
-        yield Finding("torch adapter", NOTE, reason, "it is compiled again if nothing else prevents that")
+        yield finding(NOTE, reason, "it is compiled again if nothing else prevents that")
     compiler = build.compiler()
     if compiler is None:
-        yield Finding(
-            "torch adapter",
-            BAD,
-            f"not compiled for this torch, and there is no C++ compiler ({os.environ.get('CXX', 'g++')})",
-            "install g++ (or set CXX), then run `python -m sluice.adapters.torch.build`",
-        )
+        lacks = f"not compiled for this torch, and there is no C++ compiler ({os.environ.get('CXX', 'g++')})"
+        yield finding(BAD, lacks, f"install g++ (or set CXX), then run {make}")
         return
     try:
         build.check_cache()
     except SluiceError as error:
-        yield Finding("torch adapter", BAD, "not compiled for this torch, and there is no place for it", error.message)
+        yield finding(BAD, "not compiled for this torch, and there is no place for it", error.message)
         return
-    yield Finding(
-        "torch adapter",
-        NOTE,
-        f"not compiled yet; the first run will do it with {compiler} (a minute)",
-        "run `python -m sluice.adapters.torch.build` now, so that the first run does not wait for it",
-    )
+    later = f"not compiled yet; the first run will do it with {compiler} (a minute)"
+    yield finding(NOTE, later, f"run {make} now, so that the first run does not wait for it")
 
 
 def _loader() -> Iterator[Finding]:
@@ -303,18 +283,17 @@ def _loader() -> Iterator[Finding]:
     version = installed_version("torch") or "0.0"
     old = tuple(int(part) for part in version.split(".")[:2]) < (2, 5)
     instead = "start scripts with `python -m sluice.run train.py` or `deepspeed --module sluice.run train.py`"
+    finding = functools.partial(Finding, "loader")
     if not registered:
-        yield Finding(
-            "loader", BAD, "the torch.backends entry point is not registered", f"reinstall the wheel, or {instead}"
-        )
+        yield finding(BAD, "the torch.backends entry point is not registered", f"reinstall the wheel, or {instead}")
     elif installed_version("torch") is None:
-        yield Finding("loader", OK, "entry point torch.backends: torch loads it once it is installed")
+        yield finding(OK, "entry point torch.backends: torch loads it once it is installed")
     elif old:
-        yield Finding("loader", NOTE, f"torch {version} has no autoload (2.5 has)", instead)
+        yield finding(NOTE, f"torch {version} has no autoload (2.5 has)", instead)
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") in ("0", ""):
-        yield Finding("loader", NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD switches autoload off", f"unset it, or {instead}")
+        yield finding(NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD switches autoload off", f"unset it, or {instead}")
     else:
-        yield Finding("loader", OK, "entry point torch.backends: loaded wherever torch is imported")
+        yield finding(OK, "entry point torch.backends: loaded wherever torch is imported")
 
 
 def _switch() -> Iterator[Finding]:
@@ -322,12 +301,9 @@ def _switch() -> Iterator[Finding]:
 
     word = os.environ.get(config.ENVIRONMENT)
     if word == "0":
-        yield Finding(
-            "switch", NOTE, "SLUICE=0: Sluice is off whatever ds_config says", "unset SLUICE to let ds_config decide"
-        )
-        return
-    options = config.resolve(None)
-    if options is None:
+        off = "SLUICE=0: Sluice is off whatever ds_config says"
+        yield Finding("switch", NOTE, off, "unset SLUICE to let ds_config decide")
+    elif config.resolve(None) is None:
         yield Finding("switch", OK, 'SLUICE is not set: "sluice": {"enabled": true} in ds_config switches on')
     else:
         yield Finding("switch", OK, f"SLUICE={word}: on whatever ds_config says")
@@ -360,13 +336,8 @@ def _deepspeed() -> Iterator[Finding]:
 
     layout = probe.gate_format(TopKGate)
     if layout is None:
-        signature = inspect.signature(TopKGate.forward)
-        yield Finding(
-            "deepspeed",
-            BAD,
-            f"{version}: its gate takes {signature}",
-            "use a release from 0.15.4 to 0.19.8, or a newer Sluice",
-        )
+        takes = f"{version}: its gate takes {inspect.signature(TopKGate.forward)}"
+        yield Finding("deepspeed", BAD, takes, "use a release from 0.15.4 to 0.19.8, or a newer Sluice")
     else:
         form = {"sparse": "sparse routes", "dense": "dense masks (an older release)"}[layout]
         yield Finding("deepspeed", OK, f"{version}: deepspeed.moe.layer.MoE would be swapped, routes come as {form}")
@@ -391,22 +362,17 @@ def shared_memory_op(name: str) -> Finding:
     folder = os.path.join(_extensions(), name)
     lock = os.path.join(folder, "lock")
     is_built = os.path.isdir(folder) and any(entry.endswith(".so") for entry in os.listdir(folder))
-    check = "deepspeed's op"
+    finding = functools.partial(Finding, "deepspeed's op")
     if os.path.exists(lock):
         left = f"{lock} is there{'' if is_built else ' without a library'}: a build is under way, or was interrupted"
-        return Finding(
-            check, BAD, left, "if no compiler runs, delete that file: deepspeed.init_distributed waits for it forever"
-        )
+        remedy = "if no compiler runs, delete that file: deepspeed.init_distributed waits for it forever"
+        return finding(BAD, left, remedy)
     if is_built:
-        return Finding(check, OK, f"{name} is built in {folder}")
-    return Finding(
-        check,
-        NOTE,
-        f"{name} is not built: the first deepspeed.init_distributed compiles it for minutes, without output",
-        "wait for it: an interrupted build leaves a lock. Or build it now: python -c "
-        '"from deepspeed.accelerator import get_accelerator as a; '
-        "a().create_op_builder('ShareMemCommBuilder').load()\"",
-    )
+        return finding(OK, f"{name} is built in {folder}")
+    later = f"{name} is not built: the first deepspeed.init_distributed compiles it for minutes, without output"
+    now = "from deepspeed.accelerator import get_accelerator as a; a().create_op_builder('ShareMemCommBuilder').load()"
+    remedy = f'wait for it: an interrupted build leaves a lock. Or build it now: python -c "{now}"'
+    return finding(NOTE, later, remedy)
 
 
 def _extensions() -> str:
@@ -450,12 +416,8 @@ def _transformers() -> Iterator[Finding]:
     import sluice.autoload  # noqa: F401  (its hook sees the import below)
 
     if not hasattr(moe, "ExpertsInterface"):
-        yield Finding(
-            "transformers",
-            BAD,
-            f"{version} has no registry of experts",
-            "use transformers 5.23, or train without Sluice's experts",
-        )
+        remedy = "use transformers 5.23, or train without Sluice's experts"
+        yield Finding("transformers", BAD, f"{version} has no registry of experts", remedy)
     elif "sluice" in moe.ALL_EXPERTS_FUNCTIONS:
         yield Finding("transformers", OK, f'{version}: experts_implementation="sluice" is registered')
     else:
@@ -476,14 +438,9 @@ def _megatron() -> Iterator[Finding]:
         text = f"{version} does not import here ({type(error).__name__}: {error})"
         yield Finding("megatron", NOTE, text, "run doctor again in the environment in which its models train")
         return
-    missing = missing_steps()
-    if missing:
-        yield Finding(
-            "megatron",
-            BAD,
-            f"{version}: its MoELayer has no {', '.join(missing)}",
-            "use a release from 0.16.1 to 0.19.2",
-        )
+    if missing_steps():
+        lacks = f"{version}: its MoELayer has no {', '.join(missing_steps())}"
+        yield Finding("megatron", BAD, lacks, "use a release from 0.16.1 to 0.19.2")
         return
     named = f"--spec {megatron.__name__} moe_block_spec, or {megatron.__name__}.with_sluice"
     yield Finding("megatron", OK, f"{version}: {named}, replaces MoELayer with Sluice's layer")

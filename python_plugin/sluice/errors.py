@@ -116,24 +116,13 @@ class OverCapacity(SluiceError):
     default_status = -16
 
 
+# By status: 0, -1, -2, ...
 STATUS_NAMES = {
-    0: "OK",
-    -1: "INVALID_ARGUMENT",
-    -2: "ABI",
-    -3: "NO_MEMORY",
-    -4: "BUSY",
-    -5: "UNSUPPORTED",
-    -6: "NOT_FOUND",
-    -7: "STATE",
-    -8: "MISMATCH",
-    -9: "PEER_REFUSED",
-    -10: "PEER_LOST",
-    -11: "TIMED_OUT",
-    -12: "ABORTED",
-    -13: "EXTERNAL",
-    -14: "OVER_BUDGET",
-    -15: "INTERNAL",
-    -16: "CAPACITY",
+    -number: name
+    for number, name in enumerate(
+        "OK INVALID_ARGUMENT ABI NO_MEMORY BUSY UNSUPPORTED NOT_FOUND STATE MISMATCH PEER_REFUSED PEER_LOST TIMED_OUT "
+        "ABORTED EXTERNAL OVER_BUDGET INTERNAL CAPACITY".split()
+    )
 }
 
 # The classes above: LibraryNotFound, which has the status of NotFound, is a subclass of that.

@@ -15,25 +15,37 @@ _IDS = [0, 1, 1, 0, -1]
 
 def run(library: Any) -> dict[str, Any]:
     """Returns {"gemm", "forward_error", "gradient_error"}; raises the library's errors."""
-    layer = _Layer(library)
+    ffi, lib = library.ffi, library.lib
+    context, moe = ffi.new("sluice_context_t **"), ffi.new("sluice_moe_t **")
     try:
-        values = _values()
-        output, gradients = layer.both(values)
-        forward_error = max(abs(a - b) for a, b in zip(output, _plain(values)))
-        gradient_error = 0.0
-        for name, position in (("x", 4), ("w1", 7), ("w2", 11), ("weights", 2)):
-            step = 1e-2
-            shifted = []
-            for sign in (1, -1):
-                moved = {key: list(value) for key, value in values.items()}
-                moved[name][position] += sign * step
-                # In Python's doubles; the layer is linear in each of these, except where a ReLU changes sign.
-                shifted.append(sum(_plain(moved)))
-            slope = (shifted[0] - shifted[1]) / (2 * step)
-            gradient_error = max(gradient_error, abs(gradients[name][position] - slope))
-        return {"gemm": layer.gemm(), "forward_error": forward_error, "gradient_error": gradient_error}
+        library.check(lib.sluice_context_create(library.new("context_config"), ffi.NULL, context))
+        config = library.new("moe_config")
+        config.model_width, config.hidden_width, config.num_experts, config.top_k = M, H, E, 1
+        config.dtype, config.activation, config.num_chunks = 1, 1, 2
+        library.check(lib.sluice_moe_create(context[0], config, moe))
+        errors = _errors(*_both(library, moe[0], _values()))
+        stats = ffi.new("sluice_context_stats_t *")
+        stats.struct_size = ffi.sizeof(stats[0])
+        library.check(lib.sluice_context_get_stats(context[0], 0, stats))
+        return {"gemm": ffi.string(stats.gemm).decode(), **errors}
     finally:
-        layer.close()
+        lib.sluice_moe_destroy(moe[0])
+        lib.sluice_context_destroy(context[0])
+
+
+def _errors(output: list[float], gradients: dict[str, list[float]]) -> dict[str, float]:
+    values, gradient_error, step = _values(), 0.0, 1e-2
+    for name, position in (("x", 4), ("w1", 7), ("w2", 11), ("weights", 2)):
+        shifted = []
+        for sign in (1, -1):
+            moved = {key: list(value) for key, value in values.items()}
+            moved[name][position] += sign * step
+            # In Python's doubles; the layer is linear in each of these, except where a ReLU changes sign.
+            shifted.append(sum(_plain(moved)))
+        slope = (shifted[0] - shifted[1]) / (2 * step)
+        gradient_error = max(gradient_error, abs(gradients[name][position] - slope))
+    forward_error = max(abs(a - b) for a, b in zip(output, _plain(values)))
+    return {"forward_error": forward_error, "gradient_error": gradient_error}
 
 
 def _values() -> dict[str, list[float]]:
@@ -64,87 +76,42 @@ def _plain(values: dict[str, list[float]]) -> list[float]:
     return out
 
 
-class _Layer:
-    """Calls the library, and keeps alive all memory that the calls borrow."""
+def _both(library: Any, moe: Any, values: dict[str, list[float]]) -> tuple[list[float], dict[str, list[float]]]:
+    """Returns the output, and the gradients of its sum."""
+    ffi, lib, kept = library.ffi, library.lib, []  # kept: memory that the calls borrow
 
-    def __init__(self, library: Any) -> None:
-        self._library, self._ffi, self._lib = library, library.ffi, library.lib
-        self._kept: list[Any] = []
-        self._context = self._moe = None
-        context = self._ffi.new("sluice_context_t **")
-        library.check(self._lib.sluice_context_create(library.new("context_config"), self._ffi.NULL, context))
-        self._context = context[0]
-        config = library.new("moe_config")
-        config.model_width, config.hidden_width, config.num_experts, config.top_k = M, H, E, 1
-        config.dtype, config.activation, config.num_chunks = 1, 1, 2
-        moe = self._ffi.new("sluice_moe_t **")
-        library.check(self._lib.sluice_moe_create(self._context, config, moe))
-        self._moe = moe[0]
-
-    def both(self, values: dict[str, list[float]]) -> tuple[list[float], dict[str, list[float]]]:
-        """Returns the output, and the gradients of its sum."""
-        ffi, lib = self._ffi, self._lib
-        data = {name: ffi.new("float[]", value) for name, value in values.items()}
-        out, ones = ffi.new("float[]", T * M), ffi.new("float[]", [1.0] * (T * M))
-        grads = {name: ffi.new("float[]", len(value)) for name, value in values.items()}
-        ids = ffi.new("int32_t[]", _IDS)
-        args = self._library.new("moe_forward_args")
-        args.tokens = self._tensor(data["x"], T, M)
-        args.expert_ids = self._tensor(ids, T, 1, integer=True)
-        args.route_weights = self._tensor(data["weights"], T, 1)
-        args.params = self._params(data)
-        args.out_tokens = self._tensor(out, T, M)
-        args.needs_backward = 1
-        step = ffi.new("sluice_step_t **")
-        self._library.check(lib.sluice_moe_forward(self._moe, args, ffi.NULL, step))
-        try:
-            back = self._library.new("moe_backward_args")
-            back.tokens, back.route_weights, back.params = args.tokens, args.route_weights, args.params
-            back.grad_out = self._tensor(ones, T, M)
-            back.grad_tokens = self._tensor(grads["x"], T, M)
-            back.grad_route_weights = self._tensor(grads["weights"], T, 1)
-            back.grad_params = self._params(grads)
-            back.parts = 3
-            self._library.check(lib.sluice_moe_backward(self._moe, step[0], back, ffi.NULL))
-        finally:
-            lib.sluice_step_drop(step[0])
-        return list(out), {name: list(value) for name, value in grads.items()}
-
-    def gemm(self) -> str:
-        """Returns the name of the GEMM implementation."""
-        stats = self._ffi.new("sluice_context_stats_t *")
-        stats.struct_size = self._ffi.sizeof(stats[0])
-        self._library.check(self._lib.sluice_context_get_stats(self._context, 0, stats))
-        return self._ffi.string(stats.gemm).decode()
-
-    def close(self) -> None:
-        """Releases the library's objects."""
-        if self._moe is not None:
-            self._lib.sluice_moe_destroy(self._moe)
-        if self._context is not None:
-            self._lib.sluice_context_destroy(self._context)
-        self._moe = self._context = None
-
-    def _tensor(self, data: Any, rows: int, columns: int, integer: bool = False) -> Any:
-        array = self._ffi.new("sluice_tensor_t[]", 1)
-        self._fill(array[0], data, rows, columns, integer)
-        self._kept.append(array)
+    def tensors(data: Any, rows: int, columns: int, count: int = 1, integer: bool = False) -> Any:
+        array, extent = ffi.new("sluice_tensor_t[]", count), ffi.new("int64_t[]", [rows, columns])
+        for number in range(count):
+            item = array[number]
+            item.data, item.device_type, item.ndim, item.shape = data + number * rows * columns, 1, 2, extent
+            item.type_code, item.type_bits, item.type_lanes = 0 if integer else 2, 32, 1
+        kept.append((array, extent, data))
         return array
 
-    def _fill(self, item: Any, data: Any, rows: int, columns: int, integer: bool) -> None:
-        extent = self._ffi.new("int64_t[]", [rows, columns])
-        item.data, item.device_type, item.ndim, item.shape = data, 1, 2, extent
-        item.type_code, item.type_bits, item.type_lanes = 0 if integer else 2, 32, 1
-        self._kept += [extent, data]
+    def params(data: dict[str, Any]) -> Any:
+        made = ffi.new("sluice_expert_tensors_t *")
+        made.struct_size = ffi.sizeof(made[0])
+        made.w1, made.w2 = tensors(data["w1"], H, M, E), tensors(data["w2"], M, H, E)
+        return made
 
-    def _params(self, data: dict[str, Any]) -> Any:
-        params = self._ffi.new("sluice_expert_tensors_t *")
-        params.struct_size = self._ffi.sizeof(params[0])
-        for name, rows, columns in (("w1", H, M), ("w2", M, H)):
-            array = self._ffi.new("sluice_tensor_t[]", E)
-            for expert in range(E):
-                self._fill(array[expert], data[name] + expert * rows * columns, rows, columns, False)
-            self._kept.append(array)
-            setattr(params, name, array)
-        self._kept.append(params)
-        return params
+    data = {name: ffi.new("float[]", value) for name, value in values.items()}
+    out, ones = ffi.new("float[]", T * M), ffi.new("float[]", [1.0] * (T * M))
+    grads = {name: ffi.new("float[]", len(value)) for name, value in values.items()}
+    given, returned = params(data), params(grads)
+    args = library.new("moe_forward_args")
+    args.tokens = tensors(data["x"], T, M)
+    args.expert_ids = tensors(ffi.new("int32_t[]", _IDS), T, 1, integer=True)
+    args.route_weights = tensors(data["weights"], T, 1)
+    args.params, args.out_tokens, args.needs_backward = given, tensors(out, T, M), 1
+    step = ffi.new("sluice_step_t **")
+    library.check(lib.sluice_moe_forward(moe, args, ffi.NULL, step))
+    try:
+        back = library.new("moe_backward_args")
+        back.tokens, back.route_weights, back.params = args.tokens, args.route_weights, args.params
+        back.grad_out, back.grad_tokens = tensors(ones, T, M), tensors(grads["x"], T, M)
+        back.grad_route_weights, back.grad_params, back.parts = tensors(grads["weights"], T, 1), returned, 3
+        library.check(lib.sluice_moe_backward(moe, step[0], back, ffi.NULL))
+    finally:
+        lib.sluice_step_drop(step[0])
+    return list(out), {name: list(value) for name, value in grads.items()}

@@ -18,9 +18,8 @@ from functools import partial
 
 from sluice._library import load as library
 from sluice.planning import machines
-from sluice.planning.interference import alphas
-from sluice.planning.interference import lines as interference_lines
 from sluice.planning.planner import Choice, Planner, Workload
+from sluice.planning.tune_command import alphas, lines_of_alphas
 from sluice.restore import SETS
 
 from integration_tests.benchmarks.measuring.bench import Bench, Option
@@ -194,7 +193,7 @@ def best_by_batch(cluster: Cluster) -> str:
 
 def interference(cluster: Cluster) -> str:
     """The profile's alpha(y, x) and alpha(y, all), with the rule that each pair must satisfy."""
-    return "; ".join(interference_lines(alphas(cluster.data)))
+    return "; ".join(lines_of_alphas(alphas(cluster.data)))
 
 
 def exchanges(cluster: Cluster) -> str:

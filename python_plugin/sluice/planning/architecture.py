@@ -13,7 +13,7 @@ from typing import Any
 
 from . import moe_layers
 from .errors import BadInput
-from .fields import is_whole, refused
+from .files import is_whole, refused
 from .model import NAMES, innermost
 
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -104,12 +104,6 @@ class _Fields:
             raise BadInput(f"the field {names[0]!r} is missing; a preview of the whole model needs it")
         return default
 
-    def has(self, name: str) -> bool:
-        return self.data.get(name) is not None
-
-    def true(self, name: str) -> bool:
-        return self.data.get(name) is True
-
 
 def read(data: Mapping[str, Any], dtype: str = "bf16") -> Decoder:
     """Reads a config. BadInput names the field that is wrong."""
@@ -123,7 +117,7 @@ def read(data: Mapping[str, Any], dtype: str = "bf16") -> Decoder:
     heads = fields.get("num_attention_heads")
     if width < 1 or heads < 1:
         raise refused("hidden_size and num_attention_heads", "above 0", (width, heads))
-    if fields.has("kv_lora_rank"):
+    if data.get("kv_lora_rank") is not None:
         attention, head_width, span = _latent(fields, width, heads)
     else:
         attention, head_width, span = _attention(fields, family, width, heads)
@@ -154,7 +148,7 @@ def _attention(fields: _Fields, family: str, width: int, heads: int) -> tuple[_A
         "o_proj": ((queries, width),),
     }
     others = 0
-    if fields.true("attention_bias"):
+    if fields.data.get("attention_bias") is True:
         others += queries + 2 * keys + width
     if family == "qwen3_moe":
         others += 2 * head  # norms of queries and keys
@@ -170,8 +164,8 @@ def _latent(fields: _Fields, width: int, heads: int) -> tuple[_Attention, int, i
     queries = heads * (plain + rope)
     linears: dict[str, tuple[tuple[int, int], ...]] = {}
     others = rank  # the norm of that vector
-    bias = fields.true("attention_bias")
-    if fields.has("q_lora_rank"):
+    bias = fields.data.get("attention_bias") is True
+    if fields.data.get("q_lora_rank") is not None:
         low = fields.get("q_lora_rank")
         linears["q_a_proj"], linears["q_b_proj"] = ((width, low),), ((low, queries),)
         others += low + bias * low

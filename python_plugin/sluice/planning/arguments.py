@@ -15,8 +15,9 @@ from .planner import ACTIVATIONS as PRICED
 from .planner import DTYPES, FORMATS, Choice
 
 ACTIVATIONS = ("identity", *(name for name in PRICED if name is not None))
-
-
+# Options with the name of a field of Model.
+_SAME = ("model_width", "hidden_width", "top_k", "layers", "tokens", "sequence_length", "dtype", "gated", "activation")
+_SAME += ("lora_rank", "chunks")
 WAYS: dict[str, bool | str] = {
     "none": False, "rank": True, "node": "node", "rank_or_node": "rank_or_node", "adaptive": "adaptive"
 }  # fmt: skip
@@ -87,21 +88,11 @@ def model_of(options: Any) -> Model:
         raise BadInput(f"--activation is {options.activation!r}; known are {', '.join(ACTIVATIONS)}")
     model = read_configs(options.config)
     flags = Model(
-        model_width=options.model_width,
-        hidden_width=options.hidden_width,
+        **{name: getattr(options, name) for name in _SAME},
         num_experts=options.experts,
-        top_k=options.top_k,
-        layers=options.layers,
-        tokens=options.tokens,
-        sequence_length=options.sequence_length,
-        dtype=options.dtype,
-        gated=options.gated,
-        activation=options.activation,
-        lora_rank=options.lora_rank,
         weight_format=options.expert_format,
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
-        chunks=options.chunks,
         deduplicate=None if options.deduplicate is None else WAYS[options.deduplicate],
         policy=None if options.policy is None else restore.SETS[options.policy],
     )

@@ -106,15 +106,9 @@ def predict(batch: Batch) -> Prediction:
         raise raised[0]
     library.check(status)
     names = [name for name, _ in ffi.typeof("sluice_stage_prediction_t").fields if name != "reserved"]
-    return Prediction(
-        ffi.string(out.policy).decode(),
-        batch.separate_wgrad,
-        out.seconds,
-        out.bubble,
-        out.in_flight,
-        bool(out.is_chosen),
-        tuple({name: getattr(stages[s], name) for name in names} for s in range(batch.num_stages)),
-    )
+    of_stages = tuple({name: getattr(stages[s], name) for name in names} for s in range(batch.num_stages))
+    numbers = out.seconds, out.bubble, out.in_flight, bool(out.is_chosen)
+    return Prediction(ffi.string(out.policy).decode(), batch.separate_wgrad, *numbers, of_stages)
 
 
 def _seconds_callback(ffi: Any, seconds_of: Callable[..., float], raised: list[BaseException]) -> Any:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from . import arguments, batches, batches_picture, command, files
+from .. import timeline
+from ..timeline import stages as timeline_stages
+from ..timeline.slots import levels
+from . import arguments, batches, command, files
 from .errors import BadInput
 from .planner import size
 
@@ -56,7 +59,7 @@ def main(words: list[str]) -> int:
         found, refused = _alone(options.policy, found, refused)
     if options.picture and found:
         title = f"{options.stages} stages of {options.virtual}, {options.micro_batches} micro-batches, predicted"
-        drawn = batches_picture.svg(batch, [(_name(each), each) for each in found], title)
+        drawn = _picture(batch, [(_name(each), each) for each in found], title)
         files.write("--picture", options.picture, drawn)
     elif options.picture:
         print(f"sluice simulate: no {options.picture}: no policy takes the batch", file=sys.stderr)
@@ -78,10 +81,10 @@ def batch_of(options: Any) -> batches.Batch:
         num_stages=options.stages,
         num_virtual=options.virtual,
         num_micro_batches=options.micro_batches,
-        forward_seconds=_each("--forward", options.forward, count, _seconds),
-        backward_seconds=_each("--backward", options.backward, count, _seconds),
-        weight_seconds=_each("--weight", options.weight, count, _seconds),
-        message_seconds=_each("--message", options.message, count, _seconds),
+        **{
+            f"{name}_seconds": _each(f"--{name}", getattr(options, name), count, _seconds)
+            for name in ("forward", "backward", "weight", "message")
+        },
         activation_bytes=_each("--activation-bytes", options.activation_bytes, count, bytes_of),
         held_bytes=_each("--held-bytes", options.held_bytes, count, bytes_of),
         memory_budget=() if budget is None else (budget,) * options.stages,
@@ -146,3 +149,81 @@ def as_dict(options: Any, found: list[batches.Prediction], refused: dict[str, st
         "refused": refused,
         "checkpoint_interval": interval,
     }
+
+
+SHOWN = 4  # policies
+
+
+def _picture(batch: batches.Batch, named: Sequence[tuple[str, batches.Prediction]], title: str) -> str:
+    """Returns the picture. named: predictions by the name of the policy, the fastest first."""
+    panels = [_panel(batch, name, each) for name, each in named[:SHOWN]]
+    return timeline.svg(panels, title, note="F, B, dW: of a micro-batch; lines: messages")
+
+
+def _panel(batch: batches.Batch, name: str, each: batches.Prediction) -> timeline.Panel:
+    events = _events(batch, each)
+    planned = [stage["planned_bytes"] for stage in each.stages]
+    fullest = planned.index(max(planned))
+    words = f"{name}: {each.seconds:.4g} s, bubble {100 * each.bubble:.1f} %, L {each.in_flight}"
+    budget = batch.memory_budget[fullest] if batch.memory_budget else 0
+    if each.most_bytes:
+        words += f", {size(each.most_bytes)} in stage {fullest}" + (f" of {size(budget)}" if budget else "")
+    panel = timeline_stages.panel(words, events)
+    if each.most_bytes:
+        panel.bytes = _bytes(batch, events, fullest)
+        panel.bytes_words = (f"stage {fullest}", "budget")
+        panel.reserved_bytes = float(budget) or None
+    return panel
+
+
+def _events(batch: batches.Batch, each: batches.Prediction) -> list[timeline.Event]:
+    """Returns the ops of the batch that the simulator has chosen. It calls `note` for the seconds of each op."""
+    tried: list[dict[tuple[str, int, int], timeline.Event]] = [{}]
+
+    def note(op: str, virtual_stage: int, micro_batch: int, begin: float, seconds: float) -> float:
+        key = (op, virtual_stage, micro_batch)
+        if key in tried[-1]:  # the simulator has begun another batch with different limits
+            tried.append({})
+        tried[-1][key] = timeline.Event(
+            op=op,
+            lane="compute" if op in timeline_stages.COMPUTED else "comm",
+            begin=begin,
+            end=begin + seconds,
+            chunk=micro_batch,
+            direction="forward" if op in ("forward", "send_activation") else "backward",
+            layer=virtual_stage,
+            rank=_stage_of(batch, each.policy, virtual_stage),
+        )
+        return seconds
+
+    batches.predict(replace(batch, policy=each.policy, separate_wgrad=each.separate_wgrad, op_seconds=note))
+    found = [list(events.values()) for events in reversed(tried)]
+    return min(found, key=lambda events: abs(max(event.end for event in events) - each.seconds))
+
+
+def _stage_of(batch: batches.Batch, policy: str, virtual_stage: int) -> int:
+    turn, place = divmod(virtual_stage, batch.num_stages)
+    is_v = (batch.placement or ("v" if policy == "v" else "looped")) == "v"
+    return batch.num_stages - 1 - place if is_v and turn % 2 else place
+
+
+def _bytes(batch: batches.Batch, events: Sequence[timeline.Event], stage: int) -> list[tuple[float, float]]:
+    """Returns (time, bytes from then on) of a stage: micro-batches between their forward and their backward, and
+    tensors that wait for weight gradients."""
+    activation = batch.activation_bytes or [0] * (batch.num_stages * batch.num_virtual)
+    held = batch.held_bytes or [0] * (batch.num_stages * batch.num_virtual)
+    is_separate = any(event.op == "weight_grad" for event in events)
+    changes: dict[float, float] = {}
+    for event in events:
+        if event.rank != stage:
+            continue
+        if event.op == "forward":
+            time, change = event.begin, activation[event.layer]
+        elif event.op == "backward":
+            time, change = event.end, (held[event.layer] if is_separate else 0) - activation[event.layer]
+        elif event.op == "weight_grad":
+            time, change = event.end, -held[event.layer]
+        else:
+            continue
+        changes[time] = changes.get(time, 0.0) + change
+    return levels(changes)

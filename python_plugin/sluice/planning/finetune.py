@@ -14,6 +14,7 @@ from ..errors import InvalidArgument
 from .architecture import MLP, Block, Decoder, Experts
 from .errors import BadInput
 from .planner import Choice, Planner, Workload, priced_activation, size, weight_bytes
+from .rates import FORMS
 
 UP, DOWN = "experts.gate_up_proj", "experts.down_proj"  # the parameters of PEFT's target_parameters
 GROUPS = {"experts": (UP, DOWN)}
@@ -133,11 +134,8 @@ def _weights(recipe: Recipe) -> dict[str, int]:
         # Gathered at the same time: the ends, the layer that runs, and the next layer.
         two = decoder.ends + 2 * max(block.dense for block in decoder.blocks)
         gathered = dense - shard if recipe.keeps_dense else min(dense - shard, two * recipe.element)
-    experts = sum(
-        expert_bytes(block.experts, recipe.weight_format, decoder.dtype, ranks)
-        for block in decoder.moe_blocks
-        if block.experts
-    )
+    each = (block.experts for block in decoder.moe_blocks if block.experts)
+    experts = sum(expert_bytes(one, recipe.weight_format, decoder.dtype, ranks) for one in each)
     values = (experts, shard, gathered, 4 * trained, 4 * trained, 8 * trained, _activations(recipe), _logits(recipe))
     return dict(zip(PARTS, values))
 
@@ -147,6 +145,11 @@ def _trained(recipe: Recipe, ranks: int = 1) -> int:
     return sum(adapter_elements(block, recipe.targets, recipe.lora_rank, ranks) for block in recipe.decoder.blocks)
 
 
+def _linear_adapters(recipe: Recipe) -> int:
+    """Returns the number of trained elements of the model outside of the experts."""
+    return _trained(replace(recipe, targets=tuple(name for name in recipe.targets if name not in (UP, DOWN))))
+
+
 # ---- plans and seconds ----
 
 
@@ -154,15 +157,9 @@ def workload_of(recipe: Recipe, budget: int) -> Workload:
     """Returns the workload of each MoE layer. Without checkpoints every layer has a forward outstanding."""
     experts = recipe.decoder.moe_blocks[0].experts
     assert experts is not None
+    shape = experts.model_width, experts.hidden_width, recipe.tokens, experts.count, experts.top_k, recipe.ranks
     return Workload(
-        experts.model_width,
-        experts.hidden_width,
-        recipe.tokens,
-        experts.count,
-        experts.top_k,
-        recipe.ranks,
-        recipe.decoder.dtype,
-        True,
+        *(*shape, recipe.decoder.dtype, True),
         skew=recipe.skew,
         memory_budget=budget,
         max_outstanding=1 if recipe.checkpoints else len(recipe.decoder.moe_blocks),
@@ -185,18 +182,13 @@ def _plan(planner: Planner, recipe: Recipe, room: int) -> tuple[Workload, Choice
 def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
     """Predicts forward and backward outside of the experts. Adapters have gradients, frozen weights do not."""
     decoder = recipe.decoder
-    forms = ("forward", "input_grad", "weight_grad")
-    rates = (planner.machine.gemm_rate(decoder.dtype, form, recipe.tokens) for form in forms)
-    forward_rate, input_rate, weight_rate = rates
+    forward_rate, input_rate, weight_rate = (
+        planner.machine.gemm_rate(decoder.dtype, form, recipe.tokens) for form in FORMS
+    )
     elements = sum(block.multiplied for block in decoder.blocks)
     routers = sum(block.experts.count * decoder.model_width for block in decoder.moe_blocks if block.experts)
     scores = len(decoder.blocks) * recipe.tokens * decoder.heads * decoder.head_width
-    adapters = sum(
-        recipe.lora_rank * (a + b)
-        for block in decoder.blocks
-        for name in recipe.targets
-        for a, b in block.linears.get(name, ())
-    )
+    adapters = _linear_adapters(recipe)
     head = decoder.vocabulary * decoder.model_width
     blocks = 2.0 * recipe.tokens * (elements + routers + scores + adapters)
     last = 2.0 * recipe.tokens * head
@@ -215,8 +207,7 @@ def _wire_seconds(planner: Planner, recipe: Recipe) -> dict[str, float]:
     near = int(data.get("ranks_per_node") or 1) >= recipe.ranks and data.get("node_exchange")
     rate = float((data["node_exchange"] if near else data["exchange"])["bytes_per_second"])
     share = (recipe.ranks - 1) / recipe.ranks
-    linear = tuple(name for name in recipe.targets if name not in (UP, DOWN))
-    found = {"gradients": 2 * share * 4 * _trained(replace(recipe, targets=linear)) / rate}
+    found = {"gradients": 2 * share * 4 * _linear_adapters(recipe) / rate}
     if not recipe.keeps_dense:
         found["gathering"] = 2 * share * recipe.decoder.dense * recipe.element / rate
     return found

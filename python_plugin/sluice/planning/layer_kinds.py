@@ -22,6 +22,7 @@ from . import stages
 from .layer_moves import (
     NEAR,
     LayerLook,
+    LayerTimes,
     MoveOptions,
     MoveRates,
     Price,
@@ -32,7 +33,6 @@ from .layer_moves import (
     trains_enough,
     verdict_of,
 )
-from .layer_times import LayerTimes
 from .stages import Layer, Link, Plan, Problem
 
 _REMEMBERED = 8  # number of batches over which the maximum of a layer's bytes is taken

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from . import fields
+from . import files
 
 # Fields that no other host's config has.
 SIGNS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
@@ -122,4 +122,4 @@ def parts_of_a_stage(data: Mapping[str, Any], layers: int) -> tuple[int, int]:
 
 
 def _size(data: Mapping[str, Any], name: str) -> int:
-    return 1 if data.get(name) is None else fields.count(name, data[name])
+    return 1 if data.get(name) is None else files.count(name, data[name])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from .. import origins
 from ..config import parse as parse_section
 from ..option_values import ConfigError
 from ..options import DS_CONFIG, MODEL, Options, Policy, rows_of
-from . import auto_ep, files, megatron, moe_layers
-from . import fields as readers
+from . import files, megatron, moe_layers
 from .errors import BadInput
 
 # Names of the same field in different configs of transformers. The first name that a config has is read.
@@ -82,7 +81,7 @@ HELD = tuple(each.name for each in fields(Model) if each.name in rows_of(Options
 def read_configs(paths: Sequence[str]) -> Model:
     """Returns the model that several configs describe together. An earlier config takes precedence."""
     loaded = [(path, _load(path)) for path in paths]
-    names = auto_ep.names_of(data for _, data in loaded)
+    names = _auto_ep_names(data for _, data in loaded)
     model = Model()
     for path, data in loaded:
         model = model.over(_model_of(data, path, names))
@@ -153,7 +152,7 @@ def _values(data: Mapping[str, Any], table: Mapping[str, tuple[str, ...]]) -> di
         name = next((name for name in names if data.get(name) is not None), None)
         if name is None or isinstance(data[name], list):  # experts of several widths, which one layer cannot have
             continue
-        found[field] = readers.count(name, data[name])
+        found[field] = files.count(name, data[name])
     return found
 
 
@@ -203,7 +202,7 @@ def _layers_of_a_stage(data: Mapping[str, Any], layers: int | None) -> dict[str,
 
 def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
     try:
-        found = auto_ep.fields_of(data)
+        found = _auto_ep_fields(data)
     except BadInput as error:
         raise BadInput(f"config {path}: {error.message}") from None
     batch = data.get("train_micro_batch_size_per_gpu")
@@ -263,3 +262,46 @@ def complete(model: Model) -> Model:
     if model.scores_first:
         model = replace(model, tokens=model.tokens * model.top_k, top_k=1)
     return model.over(Model(layers=1, dtype="bf16", gated=False, lora_rank=0, weight_format="plain"))
+
+
+# ---- the section "expert_parallel" of a DeepSpeed config, which tells AutoEP how to convert MoE blocks ----
+
+# Activations of transformers configs, by AutoEP's names.
+_OF_AUTO_EP = {"swiglu": "silu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "swiglu", "swiglu_oai": "swiglu"}
+# Keys of the section that name the fields of the model's config with these numbers.
+_ATTRIBUTES = {"num_experts": "num_experts_attr", "top_k": "top_k_attr"}
+
+
+def _auto_ep(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the section of a DeepSpeed config, if it is enabled."""
+    section = data.get("expert_parallel")
+    return section if isinstance(section, Mapping) and section.get("enabled") is True else None
+
+
+def _auto_ep_names(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns names of fields in the model's config that hold its sizes, as given by the sections of these configs."""
+    found: dict[str, str] = {}
+    for section in filter(None, map(_auto_ep, configs)):
+        for field, key in _ATTRIBUTES.items():
+            if isinstance(section.get(key), str):
+                found[field] = section[key]
+    return found
+
+
+def _auto_ep_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the section's values for the layers, by field of `Model`."""
+    section = _auto_ep(data)
+    if section is None:
+        return {}
+    found: dict[str, Any] = {"gated": True, "ranks": _number(section, "autoep_size", 1)}
+    if section.get("top_k", "auto") != "auto":
+        found["top_k"] = _number(section, "top_k", 1)
+    if section.get("expert_activation") is not None:
+        found["activation"] = _OF_AUTO_EP.get(str(section["expert_activation"]))
+    if section.get("score_apply") == "pre":
+        found["scores_first"] = True
+    return found
+
+
+def _number(section: Mapping[str, Any], key: str, default: int) -> int:
+    return files.count(f'"expert_parallel": {key}', section.get(key, default))

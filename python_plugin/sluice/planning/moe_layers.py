@@ -7,7 +7,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from . import fields
+from . import files
 from .errors import BadInput
 
 MOST = 100_000  # layers of a model, and of a pattern
@@ -42,7 +42,7 @@ def by_stage(data: Mapping[str, Any], layers: int, stages: int) -> list[int]:
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
     value = data.get(name)
     if value is not None and type(value) is not int:
-        raise fields.refused(name, "a whole number", value)
+        raise files.refused(name, "a whole number", value)
     return default if value is None else value
 
 

@@ -54,17 +54,9 @@ def plan_placement(
     ranks, slots = ffi.new("int32_t[]", max(count, 1)), ffi.new("int32_t[]", max(count, 1))
     result.expert_rank, result.expert_slot = ranks, slots
     library.check(library.lib.sluice_planner_placement(problem, result))
-    return PlacementPlan(
-        tuple(ranks[0:count]),
-        tuple(slots[0:count]),
-        result.mean_load,
-        result.load_before,
-        result.load,
-        result.bound_load,
-        result.moved_bytes,
-        result.num_moves,
-        bool(result.is_optimal),
-    )
+    loads_of = result.mean_load, result.load_before, result.load, result.bound_load
+    moves = result.moved_bytes, result.num_moves, bool(result.is_optimal)
+    return PlacementPlan(tuple(ranks[0:count]), tuple(slots[0:count]), *loads_of, *moves)
 
 
 def move_verdict(

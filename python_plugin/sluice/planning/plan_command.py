@@ -290,6 +290,3 @@ def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
 def _numbers(prediction: Prediction) -> dict[str, Any]:
     values = {name: value for name, value in vars(prediction).items() if name != "events"}
     return {**values, "seconds": prediction.seconds}
-
-
-__all__ = ["BadInput", "main"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Union
 
 from .. import restore
@@ -22,6 +22,11 @@ ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2"
 DEDUPLICATIONS: dict[bool | str, int] = {False: 0, True: 1, "node": 2}
 FASTER = 0.99  # deduplication is chosen if its step takes at most this share of the time without it
 FORMATS = {"plain": 0, "mxfp4": 1, "fp8": 2, "int8": 3, "int4": 4}  # of experts' weights; all but plain are frozen
+# Numbers of the words in a Workload.
+_WORDS: dict[str, Mapping[Any, int]] = {
+    "dtype": DTYPES, "deduplicate": DEDUPLICATIONS, "chunking": CHUNKINGS, "activation": ACTIVATIONS,
+    "weight_format": FORMATS,
+}  # fmt: skip
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
 
@@ -194,14 +199,9 @@ class Planner:
     def _workload(self, work: Workload, choice: Choice | None) -> tuple[Any, list[Any]]:
         """Returns the struct, and the lists that the struct points to."""
         value = self._library.new("planner_workload")
-        value.model_width, value.hidden_width, value.num_tokens = work.model_width, work.hidden_width, work.num_tokens
-        value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
-        value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
-        value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
-        value.host_memory_budget, value.deduplicate = work.host_memory_budget, DEDUPLICATIONS[work.deduplicate]
-        value.chunking, value.may_keep_part = CHUNKINGS[work.chunking], int(work.may_keep_part)
-        value.activation, value.grouped = ACTIVATIONS[work.activation], int(work.grouped)
-        value.lora_rank, value.weight_format = work.lora_rank, FORMATS[work.weight_format]
+        for each in fields(work):
+            given = getattr(work, each.name)
+            setattr(value, each.name, _WORDS[each.name][given] if each.name in _WORDS else given)
         lists: list[Any] = []
         for name, table in (("restore_input", restore.INPUT), ("restore_pre_activation", restore.PRE_ACTIVATION)):
             words = None if choice is None else getattr(choice, name)

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .. import restore
-from . import skew as skews
 from . import stock
 from .errors import BadInput
 from .planner import Choice, Planner, Prediction, Workload, size, way_by_price, weight_bytes
 from .rates import Rates
-from .routing import Routing
+from .routing import Routing, zipf_skew
 
 MOST_RANKS = 16384
 UNSPLIT = Choice(1, *restore.KEPT, "deferred")
@@ -183,7 +182,7 @@ def skew_source(fixed: float | None, zipf: float | None, trace: Routing | None, 
     if trace is not None:
         return lambda layer, experts, ranks: trace.skew(layer, ranks, experts)
     if zipf is not None:
-        return lambda layer, experts, ranks: skews.zipf_skew(experts, ranks, zipf, top_k, seed + layer)
+        return lambda layer, experts, ranks: zipf_skew(experts, ranks, zipf, top_k, seed + layer)
     return lambda layer, experts, ranks: 1.0 if fixed is None else fixed
 
 

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from xml.sax.saxutils import escape
 
+from ..timeline import colours, shapes
 from . import (
     arguments,
     batches_command,
     command,
-    device_command,
+    device_step,
     files,
+    optimizer_command,
     routing,
-    scaling_plot,
     simulate,
-    steps_command,
 )
 from .errors import BadInput
 from .model import Model, complete
@@ -39,9 +40,9 @@ def main(words: list[str]) -> int:
     if command.wants(words, "--stages"):
         return batches_command.main(words)
     if command.wants(words, "--optimizer"):
-        return steps_command.main(words)
+        return optimizer_command.simulate(words)
     if command.wants(words, "--device"):
-        return device_command.main(words)
+        return device_step.main(words)
     parser = command.parser("sluice simulate", __doc__, EXAMPLE)
     arguments.add_machine(parser)
     parser.add_argument("--ranks", required=True, metavar="W,W,...", help=f"ascending, at most {simulate.MOST_RANKS}")
@@ -72,7 +73,7 @@ def _picture(made: dict[str, Any], planner: Planner) -> str:
         f"{name} scaling": [(p.ranks, e) for p, e in zip(points, simulate.efficiency(points))]
         for name, points in made["scaling"].items()
     }
-    return scaling_plot.svg(curves, f"Efficiency on {planner.machine.name}")
+    return _plot(curves, f"Efficiency on {planner.machine.name}")
 
 
 def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
@@ -255,3 +256,38 @@ def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
 
 def _with_efficiency(points: Sequence[simulate.Point]) -> list[dict[str, Any]]:
     return [{**p.as_dict(), "efficiency": e} for p, e in zip(points, simulate.efficiency(points))]
+
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 360, 70, 40, 50
+
+
+def _plot(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
+    """Returns the plot. curves: {name: [(ranks, efficiency)]}. The axis of ranks is logarithmic."""
+    every = [ranks for points in curves.values() for ranks, _ in points]
+    low, high = math.log2(min(every)), math.log2(max(every))
+    span = max(high - low, 1.0)
+    top = max(1.0, *(value for points in curves.values() for _, value in points))
+
+    def x(ranks: int) -> float:
+        return LEFT + (math.log2(ranks) - low) / span * (WIDTH - LEFT - 30)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+
+    body = [shapes.text(12, 22, title, 14, weight="bold")]
+    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
+        place = f'x1="{LEFT}" x2="{WIDTH - 30}" y1="{y(value):.1f}" y2="{y(value):.1f}"'
+        body.append(f'<line {place} stroke="{colours.GRID}"/>')
+        body.append(shapes.text(LEFT - 8, y(value) + 4, f"{100 * value:.0f} %", 11, "end"))
+    body += [shapes.text(x(ranks), HEIGHT - BOTTOM + 18, str(ranks), 11, "middle") for ranks in sorted(set(every))]
+    body.append(shapes.text(WIDTH / 2, HEIGHT - 12, "ranks", 12, "middle"))
+    for number, (name, points) in enumerate(curves.items()):
+        colour = colours.numbered(number)
+        line = " ".join(f"{x(ranks):.1f},{y(value):.1f}" for ranks, value in points)
+        body.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for ranks, value in points:
+            tip = f"<title>{escape(name)}, {ranks} ranks: {100 * value:.1f} %</title>"
+            body.append(f'<circle cx="{x(ranks):.1f}" cy="{y(value):.1f}" r="3.5" fill="{colour}">{tip}</circle>')
+        row = HEIGHT - BOTTOM - 12 - 16 * number
+        body += [shapes.rect(LEFT + 12, row - 9, 10, 10, colour), shapes.text(LEFT + 27, row, name)]
+    return shapes.document(WIDTH, HEIGHT, body)

@@ -74,8 +74,7 @@ class Split:
 @dataclass(frozen=True)
 class Priced:
     """Describes a split with its plan. seconds: of a step; batch_seconds: of its pipeline; sum_seconds: of the
-    all-reduce by itself. sent_bytes: of the rank that sends most in a step, pipeline messages and all-reduce.
-    is_simulated: batch_seconds are of the simulated batch."""
+    all-reduce by itself."""
 
     split: Split
     problem: stages.Problem
@@ -84,7 +83,6 @@ class Priced:
     optimizer_seconds: float
     sum_seconds: float
     micro_batches: int
-    is_simulated: bool = False
     bubble: float = 0.0
 
     @property
@@ -279,17 +277,9 @@ def _problem(machine: Machine, model: Model, split: Split, wanted: Wanted, budge
 
 
 def _workload(model: Model, experts: Experts, split: Split) -> Workload:
-    return Workload(
-        experts.model_width,
-        experts.hidden_width,
-        model.tokens * split.micro_batch,
-        experts.count,
-        experts.top_k,
-        split.experts,
-        model.dtype,
-        model.gated,
-        activation=priced_activation(model.activation),
-    )
+    tokens = model.tokens * split.micro_batch
+    shape = experts.model_width, experts.hidden_width, tokens, experts.count, experts.top_k, split.experts
+    return Workload(*shape, model.dtype, model.gated, activation=priced_activation(model.activation))
 
 
 # ---- the optimizer ----
@@ -502,12 +492,12 @@ class Search:
         most = max(MOST_SIMULATED, 8 * batch.num_stages)
         if count <= most:
             made = batches.predict(batch)
-            return replace(priced, batch_seconds=made.seconds, bubble=made.bubble, is_simulated=True)
+            return replace(priced, batch_seconds=made.seconds, bubble=made.bubble)
         half, whole = (batches.predict(replace(batch, num_micro_batches=number)) for number in (most // 2, most))
         each = (whole.seconds - half.seconds) / (most - most // 2)
         busy = (1 - whole.bubble) * whole.seconds * count / most
         seconds = whole.seconds + (count - most) * each
-        return replace(priced, batch_seconds=seconds, bubble=1 - busy / seconds, is_simulated=True)
+        return replace(priced, batch_seconds=seconds, bubble=1 - busy / seconds)
 
 
 def batch_of(priced: Priced) -> batches.Batch:

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import architecture, files
 from .errors import BadInput
-from .fields import Read, flag, list_of, members, one_of, refused, seconds, size, text, whole
+from .files import Read, flag, list_of, members, one_of, refused, seconds, size, text, whole
 from .model import dtype_of, innermost
 from .planner import ACTIVATIONS, DTYPES
 from .split import Layer, Model
@@ -38,12 +38,7 @@ def _point(where: str, value: Any) -> tuple[int, float, float]:
     return found["micro_batch"], found["forward_seconds"], found["backward_seconds"]
 
 
-_EXPERTS: dict[str, Read] = {
-    "count": whole(1),
-    "top_k": whole(1),
-    "model_width": whole(1),
-    "hidden_width": whole(1),
-}
+_EXPERTS: dict[str, Read] = dict.fromkeys(("count", "top_k", "model_width", "hidden_width"), whole(1))
 
 
 def _experts(where: str, value: Any) -> architecture.Experts:
@@ -59,10 +54,7 @@ _LAYER: dict[str, Read] = {
     "parameters": _elements,
     "flops": seconds,
     "measured": list_of(_point),
-    "activation_bytes": size,
-    "checkpoint_bytes": size,
-    "workspace_bytes": size,
-    "output_bytes": size,
+    **dict.fromkeys(("activation_bytes", "checkpoint_bytes", "workspace_bytes", "output_bytes"), size),
     "may_recompute": flag,
     "experts": _experts,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .._library import load
@@ -128,14 +128,11 @@ class Plan:
     short_bytes: int = 0
 
 
-@dataclass
-class _Memory:
+class _Memory(list[Any]):
     """Keeps C values alive that other C values point to."""
 
-    kept: list[Any] = field(default_factory=list)
-
     def keep(self, value: Any) -> Any:
-        self.kept.append(value)
+        self.append(value)
         return value
 
 
@@ -241,33 +238,17 @@ def _plan_of(problem: Problem, planner: Planner | None, result: Any, text: str, 
         for i, layer in enumerate(problem.layers)
     )
     stages = tuple({**_members(result.stages[s]), "reason": sentences[str(s)]} for s in range(problem.num_stages))
-    return Plan(
-        choices,
-        stages,
-        result.slowest_seconds,
-        result.step_seconds,
-        result.slowest_stage,
-        bool(result.is_optimal),
-        shortfall,
-        result.blocking_stage,
-        result.smallest_budget_bytes,
-        result.short_bytes,
-    )
+    times = result.slowest_seconds, result.step_seconds, result.slowest_stage, bool(result.is_optimal)
+    lacks = result.blocking_stage, result.smallest_budget_bytes, result.short_bytes
+    return Plan(choices, stages, *times, shortfall, *lacks)
 
 
 def _choice(value: Any, line: str, planner: Planner | None, moe: Any) -> Choice:
     """Converts a choice. The line begins with the option's name, which is removed since `policy` returns it."""
     candidate = planner.candidate(moe) if moe is not None and planner is not None else None
-    return Choice(
-        value.stage,
-        KINDS[value.kind],
-        value.option,
-        REASONS[value.reason],
-        line.split(": ", 1)[1],
-        value.reason_bytes,
-        value.reason_seconds,
-        candidate,
-    )
+    how = value.stage, KINDS[value.kind], value.option
+    why = REASONS[value.reason], line.split(": ", 1)[1], value.reason_bytes, value.reason_seconds
+    return Choice(*how, *why, candidate)
 
 
 def _members(stage: Any) -> dict[str, Any]:

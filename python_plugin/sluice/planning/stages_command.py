@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from . import arguments, command, files, machines, megatron_layout, stages, stages_file, stages_picture
+from . import arguments, command, files, machines, stages, stages_file, stages_picture
+from .errors import BadInput
 from .planner import Planner, size
 
 EXAMPLE = """example:
@@ -59,7 +61,7 @@ def _print_layout(problem: stages.Problem, made: stages.Plan) -> int:
         print(f"sluice plan: DOES NOT FIT: {made.shortfall}", file=sys.stderr)
         return 1
     names, stage_of = [layer.name for layer in problem.layers], [choice.stage for choice in made.choices]
-    layout, lost = megatron_layout.layout_of(names, stage_of, problem.num_stages), megatron_layout.lost_in(made.choices)
+    layout, lost = layout_of(names, stage_of, problem.num_stages), lost_in(made.choices)
     print(layout)
     if lost:
         print(f"sluice plan: {lost}", file=sys.stderr)
@@ -132,13 +134,7 @@ def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
     layers = [
         {
             "name": layer.name,
-            "stage": choice.stage,
-            "kind": choice.kind,
-            "option": choice.option,
-            "why": choice.why,
-            "reason": choice.reason,
-            "reason_bytes": choice.reason_bytes,
-            "reason_seconds": choice.reason_seconds,
+            **{name: value for name, value in vars(choice).items() if name != "moe"},
             "moe": _moe(layer, choice),
             "share_bytes": None if choice.moe is None else choice.moe.total_bytes,
         }
@@ -166,3 +162,42 @@ def _moe(layer: stages.Layer, choice: stages.Choice) -> dict[str, Any] | None:
         return None
     chosen = choice.moe.choice
     return {**asdict(chosen), "policy": chosen.policy, "tokens": layer.moe.num_tokens}
+
+
+# ---- the value of Megatron-Core's `--pipeline-model-parallel-layout`: a letter for each layer, `|` between stages ----
+
+LETTERS = {"embedding": "E", "loss": "L", "mtp": "m"}  # by the name of a layer; any other is a transformer layer
+_ORDER = "EtmL"
+
+
+def layout_of(names: Sequence[str], stage_of: Sequence[int], num_stages: int) -> str:
+    """Returns the layout of layers in the order in which they run. Raises BadInput for a plan that a layout cannot
+    express. If embedding and loss are not among the layers, they are put on the first and on the last stage."""
+    if list(stage_of) != sorted(stage_of):
+        raise BadInput("stages of this plan are not runs of consecutive layers, which a layout cannot express")
+    rows = ["".join(LETTERS.get(name, "t") for name, at in zip(names, stage_of) if at == s) for s in range(num_stages)]
+    letters = "".join(rows)
+    if "E" not in letters:
+        rows[0] = "E" + rows[0]
+    if "L" not in letters:
+        rows[-1] += "L"
+    letters = "".join(rows)
+    order = [_ORDER.index(letter) for letter in letters]
+    if order != sorted(order) or letters.count("E") > 1 or letters.count("L") > 1:
+        raise BadInput(
+            f"the layers are {letters} in Megatron's letters: one embedding first, transformer layers, then layers "
+            'named "mtp", one "loss" last'
+        )
+    return "|".join(rows)
+
+
+def lost_in(choices: Sequence[stages.Choice]) -> str:
+    """Returns a sentence about the part of the plan that a layout cannot express; "": there is none."""
+    kinds = sorted({choice.kind for choice in choices if choice.kind in (stages.RECOMPUTE, stages.OFFLOAD)})
+    if not kinds:
+        return ""
+    layers = [str(index) for index, choice in enumerate(choices) if choice.kind in kinds]
+    return (
+        f"a layout defines where layers run, not how: the plan has {' and '.join(kinds)} for layers "
+        f"{', '.join(layers)}; see Megatron's --recompute-method and --recompute-num-layers"
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import files
 from .errors import BadInput
-from .fields import Read, each_or_list, flag, list_of, members, one_of, refused, seconds, size, text, whole
+from .files import Read, each_or_list, flag, list_of, members, one_of, refused, seconds, size, text, whole
 from .planner import ACTIVATIONS, CHUNKINGS, DTYPES, FORMATS, Workload, priced_activation
 from .stages import KINDS, METHODS, SCHEDULES, Layer, Link, Option, Problem
 
@@ -27,13 +27,9 @@ class StagesFile:
 
 # ---- layers ----
 
+_NEEDED = ("model_width", "hidden_width", "num_tokens", "num_experts", "top_k", "world_size")
 _WORK: dict[str, Read] = {
-    "model_width": whole(1),
-    "hidden_width": whole(1),
-    "num_tokens": whole(1),
-    "num_experts": whole(1),
-    "top_k": whole(1),
-    "world_size": whole(1),
+    **dict.fromkeys(_NEEDED, whole(1)),
     "dtype": one_of(tuple(DTYPES)),
     "gated": flag,
     "skew": seconds,
@@ -46,8 +42,7 @@ _WORK: dict[str, Read] = {
 
 
 def _workload(where: str, value: Any) -> Workload:
-    needed = ("model_width", "hidden_width", "num_tokens", "num_experts", "top_k", "world_size")
-    found = members(where, value, _WORK, needed)
+    found = members(where, value, _WORK, _NEEDED)
     return Workload(**{**found, "activation": priced_activation(found.get("activation"))})
 
 

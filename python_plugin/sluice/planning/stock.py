@@ -51,10 +51,10 @@ class _Count:
         self.local = work.num_experts // work.world_size
         self.flops = self.sent = self.kept = 0.0
 
-    def move(self, rows: float, times: float = 1.0, width: float | None = None, part: str = "movement") -> None:
+    def move(self, rows: float, times: float = 1.0, width: float | None = None) -> None:
         """Adds moves of rows. times: 1 to read and write them, 0.5 to only read or only write them."""
         size = self.row if width is None else width * BYTES[self.work.dtype]
-        self.seconds[part] += times * self.rates.rows(rows * size)
+        self.seconds["movement"] += times * self.rates.rows(rows * size)
 
     def gate(self, each: float) -> None:
         """Adds the gate: f32 logits with gradients, and `each` bytes of masks and probabilities by token and expert."""

@@ -8,20 +8,20 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from .. import decision_cache, decision_log
 from .._library import load
-from ..config import TunerOptions
+from ..config import Options, TunerOptions
 from ..errors import OverBudget, SluiceError
 from ..options import ContextOptions
-from . import ahead, arguments, command, files, interference
+from . import arguments, command, files
 from .errors import BadInput
 from .machines import Machine
-from .model import Model, complete
+from .model import HELD, Model, complete
 from .plan_command import as_dict, lines_of, plan
 from .planner import DTYPES, Planner
 
@@ -148,7 +148,7 @@ def _place(options: Any, model: Model) -> str | bool | None:
         raise BadInput(f"--keep decides by steps of a layer, which needs torch: {error}") from error
     if options.steps < 1:
         raise BadInput(f"--steps is {options.steps}; it must be above 0")
-    ahead.check(model, int(os.environ.get("WORLD_SIZE", "1")))
+    _check_keep(model, int(os.environ.get("WORLD_SIZE", "1")))
     tuner = None if model.section is None else model.section.tuner
     named = options.keep if isinstance(options.keep, str) else (tuner and tuner.decisions) or True
     if options.cache_dir is None and tuner is not None:
@@ -168,7 +168,7 @@ def _decide(context: Any, model: Model, options: Any, place: str | bool, first: 
     decision, or if no plan fits the budget, as the printed error explains.
     """
     try:
-        steps = ahead.settle(context, model, options.steps, command.progress if first else lambda text: None)
+        steps = _settle(context, model, options.steps, command.progress if first else lambda text: None)
     except OverBudget as error:
         if first:
             print(f"sluice tune: nothing kept: {error}", file=sys.stderr)
@@ -177,7 +177,7 @@ def _decide(context: Any, model: Model, options: Any, place: str | bool, first: 
         if first:
             print(f"sluice tune: nothing kept: undecided after {steps} steps; allow more: --steps", file=sys.stderr)
         return None
-    return {"steps": steps, **ahead.keep(context, place, options.cache_dir)} if first else None
+    return {"steps": steps, **_keep(context, place, options.cache_dir)} if first else None
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, A
 
             dist.init_process_group("gloo")
         made = ContextOptions()
-        run = ahead.options_of(model)
+        run = options_of(model)
         if decides:
             tuner = TunerOptions(calibrate=options.seconds, cache=options.cache_dir)
             outstanding = model.max_outstanding or model.layers
@@ -269,7 +269,7 @@ def said(machine: Machine, path: str) -> list[str]:
             f"{1e3 * more:.3g} ms more during GEMMs, which lose {1e3 * taken[0][1]:.3g} ms"
         )
     if data.get("share"):
-        shares = [*interference.lines(interference.alphas(data)), *interference.lines_by_copy(data)]
+        shares = [*lines_of_alphas(alphas(data)), *lines_by_copy(data)]
         lines += [f"  {line}" for line in shares]
     error = data.get("error", {})
     if error.get("count"):
@@ -287,3 +287,142 @@ def kept_lines(kept: dict[str, Any]) -> list[str]:
 def _points(curve: Any) -> list[list[float]]:
     found = curve.get("points", []) if isinstance(curve, dict) else curve
     return found if isinstance(found, list) else []
+
+
+# ---- alpha(y, x) and alpha(y, all): the share of speed that y keeps while x, or all, run [MPMoE Fig. 3] ----
+
+STREAMS = {"comm": "comm", "comp": "compute", "mem": "copy_out"}  # the papers' names, and our lanes
+FEASIBLE = 0.5  # overlap pays if communication and computation each keep more than this [MPMoE II-C]
+
+
+COPIES = {"copy_out": "out", "copy_in": "in"}  # the lanes of copies, and their directions
+
+
+def sizes(machine: Mapping[str, Any]) -> list[float]:
+    """Returns the sizes of copies in bytes with which shares were measured, ascending. Empty for older files."""
+    return sorted({float(one["bytes"]) for one in machine.get("copy_share", [])})
+
+
+def alphas(
+    machine: Mapping[str, Any], copies: str = "copy_out", size: float | None = None
+) -> dict[tuple[str, str], float]:
+    """Returns the factors by (y, x) in the papers' names; x is a stream or "all". 1: x does not slow y, or not known.
+
+    For exchanges and computation, a calibration measures contention by size instead (docs/tuning.md). copies: the lane
+    of copies; size: one of sizes(), by default the largest.
+    """
+    measured = sizes(machine)
+    size = measured[-1] if measured and size is None else size
+    told = [*machine.get("share", []), *(one for one in machine.get("copy_share", []) if one["bytes"] == size)]
+    table = {(one["lane"], frozenset(one["beside"])): float(one["share"]) for one in told}
+    found = {}
+    streams = STREAMS | {"mem": copies}
+    for y, lane in streams.items():
+        others = {x: name for x, name in streams.items() if x != y}
+        for x, name in others.items():
+            found[y, x] = table.get((lane, frozenset((name,))), 1.0)
+        found[y, "all"] = table.get((lane, frozenset(others.values())), 1.0)
+    return found
+
+
+def is_feasible(found: Mapping[tuple[str, str], float]) -> bool:
+    """Returns whether communication and computation should overlap, by the papers' rule."""
+    return min(found["comm", "comp"], found["comp", "comm"]) > FEASIBLE
+
+
+def lines_of_alphas(found: Mapping[tuple[str, str], float]) -> list[str]:
+    """Returns lines for people: one for each stream, then the rule."""
+    text = []
+    for y in STREAMS:
+        words = ", ".join(f"{value:.2f} during {x}" for (one, x), value in found.items() if one == y)
+        text.append(f"{y} keeps {words}")
+    verdict = "overlap pays" if is_feasible(found) else "sequential is faster"
+    return [*text, f"both comm and comp above {FEASIBLE:g}: {verdict}"]
+
+
+def lines_by_copy(machine: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each size and direction of copies."""
+    text = []
+    for size in sizes(machine):
+        for lane, where in COPIES.items():
+            found = alphas(machine, lane, size)
+            kept = ", ".join(f"{y} keeps {found[y, 'mem']:.2f}" for y in ("comm", "comp"))
+            text.append(f"while copies of {size:.3g} bytes go {where}: {kept}")
+    return text
+
+
+# ---- --keep: decisions by steps of one layer on random rows; a training run would decide by the same races ----
+
+SETTLED = 2  # steps in a row
+
+
+def options_of(model: Model) -> Options:
+    """Returns the options of the run: those of a DeepSpeed config, overridden by flags."""
+    base = Options() if model.section is None else model.section
+    return replace(base, **{name: value for name in HELD if (value := getattr(model, name)) is not None})
+
+
+def _check_keep(model: Model, ranks: int) -> None:
+    """Raises BadInput if there is nothing to decide, or if the kind of the layer is not known."""
+    if ranks == 1 and model.memory_budget is None and model.host_memory_budget is None:
+        raise BadInput("--keep: one rank without a budget has nothing to choose; start all ranks by torchrun")
+    if model.activation is None:
+        raise BadInput(
+            "--keep: --activation is missing: answers are kept by kind of layer, and neither flag nor config says it"
+        )
+
+
+def _settle(context: Any, model: Model, most_steps: int, progress: Callable[[str], None]) -> int:
+    """Trains until the context's tuner has decided. Returns the number of steps. Collective."""
+    import torch
+
+    from ..adapters.torch.layer import MoeLayer
+    from ..adapters.torch.layer_config import MoeConfig
+    from ..adapters.torch.options import layer_options
+
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[model.dtype]
+    config = MoeConfig(
+        model_width=model.model_width,
+        hidden_width=model.hidden_width,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        dtype=dtype,
+        activation=model.activation,
+        gated=bool(model.gated),
+        bias=bool(model.bias),
+        **layer_options(options_of(model), fused=True),
+    )
+    layer = MoeLayer(context, config)
+    M, H, T, K = model.model_width, model.hidden_width, model.tokens, model.top_k
+    shapes = {"w1": (H, M), "w3": (H, M), "w2": (M, H), "b1": (H,), "b3": (H,), "b2": (M,)}
+    generator = torch.Generator().manual_seed(7)
+
+    def made_up(*shape: int) -> Any:
+        return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+
+    experts = [
+        {name: made_up(*shapes[name]).requires_grad_() for name in layer.members}
+        for _ in range(layer.num_local_experts)
+    ]
+    tokens = made_up(T, M).requires_grad_()
+    ids = (torch.arange(T * K) % model.num_experts).view(T, K)
+    weights = torch.full((T, K), 1.0 / K)
+    steps = settled = 0
+    while steps < most_steps and settled < SETTLED:
+        for expert in experts:
+            for parameter in expert.values():
+                parameter.grad = None
+        layer(tokens, ids, weights, experts).sum().backward()
+        steps += 1
+        settled = settled + 1 if context.stats()["last_is_settled"] and context.decisions() else 0
+        progress(f"deciding: step {steps}")
+    return steps
+
+
+def _keep(context: Any, place: str | bool, cache: str | None) -> dict[str, Any]:
+    """Writes the context's answers to the file and returns what --json prints about it. One rank calls this."""
+    from ..adapters.torch import tuner
+    from ..config import TunerOptions
+
+    tuner.keep(context, TunerOptions(decisions=place, cache=cache))
+    return {"path": decision_cache.place(place, cache), "answers": context.answers(), "decisions": context.decisions()}

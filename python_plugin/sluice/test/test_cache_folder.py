@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 from sluice import _library, cache_folder, decision_cache, decision_log, doctor, file_trust
-from sluice.planning import cached
+from sluice.planning import machines
 
 SOMEBODY = 4242  # another user
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -105,11 +105,11 @@ def test_Machines_OfOthersInTheDefaultFolder_AreNotRead(home, how, says):
     folder = home / ".cache" / "sluice"
     folder.mkdir(parents=True)
     path = folder / "machine-0.json"
-    path.write_text(f"{cached.FORM}\nkey\n{json.dumps({})}")
-    (entry,) = cached.entries()
+    path.write_text(f"{machines.FORM}\nkey\n{json.dumps({})}")
+    (entry,) = machines.entries()
     assert entry.problem == "of another form"
     _change(str(path), how)
-    (entry,) = cached.entries()
+    (entry,) = machines.entries()
     assert entry.problem == "not ours" and says in entry.refusal
     findings = list(doctor._calibration())
     assert findings[0].state == doctor.NOTE and says in findings[0].advice and findings[1].state == doctor.OK

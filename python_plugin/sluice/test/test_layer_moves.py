@@ -13,6 +13,7 @@ from sluice.planning.errors import BadInput
 from sluice.planning.layer_moves import (
     LayerDecider,
     LayerLook,
+    LayerTimes,
     LearnedRates,
     MoveRates,
     Price,
@@ -27,7 +28,6 @@ from sluice.planning.layer_moves import (
     towards,
     trains_enough,
 )
-from sluice.planning.layer_times import LayerTimes
 from sluice.planning.moving_batch import batch_of
 
 LINK = 1e9  # bytes per second

@@ -117,7 +117,7 @@ from sluice._library import load
 from sluice.adapters.common.contexts import context_of
 from sluice.adapters.torch import ContextOptions, MoeConfig, layer_options
 from sluice.adapters.torch.options import fill
-from sluice.planning import ahead, model
+from sluice.planning import model, tune_command
 
 def refusal(call):
     try:
@@ -137,7 +137,7 @@ print(json.dumps({{
     "c": struct.{FIELD},
     "context": context_of(options, None).options.{FIELD},
     "layer": MoeConfig(model_width=8, num_experts=1, top_k=1, **layer_options(options, fused=True)).tried,
-    "kept": ahead.options_of(model.read_config(sys.argv[1])).tried,
+    "kept": tune_command.options_of(model.read_config(sys.argv[1])).tried,
 }}))
 '''
 

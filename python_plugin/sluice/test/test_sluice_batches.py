@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from sluice.errors import InvalidArgument
-from sluice.planning import batches, batches_picture
+from sluice.planning import batches, batches_command
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -76,7 +76,7 @@ def test_Stages_Picture_DrawsBatchesOfTheFastestPoliciesAndBytesAgainstTheBudget
 @pytest.mark.parametrize(("policy", "stages"), [("v", "0110"), ("looped", "0101")])
 def test_Stages_Picture_PutsVirtualStagesWhereTheyRun(policy: str, stages: str) -> None:
     parsed = batches.Batch(2, 2, [1.0] * 4, [1.0] * 4, [1.0] * 4, num_virtual=2, policy=policy)
-    events = batches_picture._events(parsed, batches.predict(parsed))
+    events = batches_command._events(parsed, batches.predict(parsed))
     rank_of = {event.layer: event.rank for event in events if event.op == "forward"}
     assert "".join(str(rank_of[c]) for c in range(4)) == stages
     for rank in range(2):  # one op at a time

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice import config, run, trace
+from sluice import config, options, run, trace
 
 
 def test_PlanMessage_OfRowsThatTravel_SaysHow() -> None:
@@ -40,71 +41,70 @@ def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -
     assert config.parse(section) == (False, config.Options())
 
 
+def _of(key: str, *pairs: tuple[Any, Any]) -> list[tuple[dict[str, Any], str, Any]]:
+    return [({key: written}, key, meant) for written, meant in pairs]
+
+
+def _words(key: str, *words: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    return _of(key, *((word, word) for word in (*words, None)))
+
+
+CALIBRATED = config.TunerOptions(mode="model", calibrate=config.CALIBRATION_SECONDS, cache="c")
+MOVES = config.PlacementOptions(interval=20, target=1.05, least_gain=0.05, horizon=500)
 # (section, key, what is read)
 READ: list[tuple[dict[str, Any], str, Any]] = [
-    *(({"transport": word}, "transport", word) for word in ("c10d", "tcp", None)),
-    *(({"accumulate": word}, "accumulate", word) for word in ("autograd", "in_place", None)),
-    ({"gradient_pool": "1.5 GiB"}, "gradient_pool", 3 << 29),
-    ({"gradient_pool": False}, "gradient_pool", 0),
-    ({}, "gradient_pool", None),
+    *_words("transport", "c10d", "tcp"),
+    *_words("accumulate", "autograd", "in_place"),
+    *_words("wgrad_mode", "per_chunk", "deferred"),
+    *_words("wire_dtype", "bf16", "int8"),
+    *_words("grouping", "adaptive", "off", "on"),
+    *_words("ranks_per_node", 8),
+    *_words("chunking", "tokens"),
+    *_of("gradient_pool", ("1.5 GiB", 3 << 29), (False, 0)),
     ({"enabled": True, "chunks": 4}, "chunks", 4),
     ({"gemm": "blas", "gemm_library": "/x.so"}, "gemm_library", "/x.so"),
-    ({"timeout": 5}, "timeout", 5.0),
-    ({"chunking": "tokens"}, "chunking", "tokens"),
-    ({"ranks_per_node": 8}, "ranks_per_node", 8),
-    ({}, "reuse", False),
+    *_of("timeout", (5, 5.0)),
+    *(({}, key, meant) for key, meant in (("reuse", False), ("gradient_pool", None), ("deduplicate", "adaptive"))),
     *(({"memory_budget": "1GiB", name: "1MiB"}, name, 1 << 20) for name in ("host_memory_budget", "memory_budget")),
-    *(({"wgrad_mode": word}, "wgrad_mode", word) for word in ("per_chunk", "deferred", None)),
-    *(({"wire_dtype": word}, "wire_dtype", word) for word in ("bf16", "int8", None)),
-    *(({"grouping": word}, "grouping", word) for word in ("adaptive", "off", "on", None)),
-    *(({"deduplicate": way}, "deduplicate", way) for way in (True, False, "node", "rank_or_node")),
-    ({}, "deduplicate", "adaptive"),
-    *(
-        ({"tuner": written}, "tuner", config.TunerOptions(**meant))
-        for written, meant in [
-            ({}, {}),
-            (
-                {"mode": "model", "calibrate": True, "cache": "c", "machine": None},
-                {"mode": "model", "calibrate": config.CALIBRATION_SECONDS, "cache": "c"},
-            ),
-            ({"calibrate": 2, "decisions": "d.json"}, {"calibrate": 2.0, "decisions": "d.json"}),
-            ({"calibrate": False, "decisions": True}, {"decisions": True}),
-            ({"decisions": False, "pinned": "p.json"}, {"pinned": "p.json"}),
-        ]
+    *_of("deduplicate", *((way, way) for way in (True, False, "node", "rank_or_node"))),
+    *_of(
+        "tuner",
+        ({}, config.TunerOptions()),
+        ({"mode": "model", "calibrate": True, "cache": "c", "machine": None}, CALIBRATED),
+        ({"calibrate": 2, "decisions": "d.json"}, config.TunerOptions(calibrate=2.0, decisions="d.json")),
+        ({"calibrate": False, "decisions": True}, config.TunerOptions(decisions=True)),
+        ({"decisions": False, "pinned": "p.json"}, config.TunerOptions(pinned="p.json")),
     ),
-    *(
-        ({"pipeline": written}, "pipeline", meant)
-        for written, meant in [
-            ({}, config.PipelineOptions(policy="adaptive", in_flight=None)),
-            ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
-            ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions(policy="gpipe", in_flight=4)),
-            ({"policy": "zero_bubble"}, config.PipelineOptions(policy="zero_bubble")),
-            ({"separate_wgrad": True}, config.PipelineOptions(separate_wgrad=True)),
-            ({"plan": "adaptive"}, config.PipelineOptions(plan=config.ADAPTIVE_PLAN)),
-            ({"plan": "p.json", "memory_budget": "1KiB"}, config.PipelineOptions(plan="p.json", memory_budget=1024)),
-            ({"plan": "adaptive", "memory_budget": 9}, config.PipelineOptions(plan="adaptive", memory_budget=9)),
-            ({"enabled": False, "policy": "gpipe"}, None),
-            (None, None),
-        ]
+    *_of(
+        "pipeline",
+        ({}, config.PipelineOptions(policy="adaptive", in_flight=None)),
+        ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
+        ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions(policy="gpipe", in_flight=4)),
+        ({"policy": "zero_bubble"}, config.PipelineOptions(policy="zero_bubble")),
+        ({"separate_wgrad": True}, config.PipelineOptions(separate_wgrad=True)),
+        ({"plan": "adaptive"}, config.PipelineOptions(plan=config.ADAPTIVE_PLAN)),
+        ({"plan": "p.json", "memory_budget": "1KiB"}, config.PipelineOptions(plan="p.json", memory_budget=1024)),
+        ({"plan": "adaptive", "memory_budget": 9}, config.PipelineOptions(plan="adaptive", memory_budget=9)),
+        ({"enabled": False, "policy": "gpipe"}, None),
+        (None, None),
     ),
-    (
-        {"placement": "adaptive"},
+    *_of(
         "placement",
-        config.PlacementOptions(interval=20, target=1.05, least_gain=0.05, horizon=500),
+        ("adaptive", MOVES),
+        ("fixed", None),
+        (None, None),
+        ({"interval": 7, "target": 2, "horizon": None}, replace(MOVES, interval=7, target=2.0)),
+        ({"least_gain": 0}, replace(MOVES, least_gain=0.0)),
     ),
-    ({"placement": "fixed"}, "placement", None),
-    ({"placement": None}, "placement", None),
-    (
-        {"placement": {"interval": 7, "target": 2, "least_gain": 0, "horizon": None}},
-        "placement",
-        config.PlacementOptions(interval=7, target=2.0, least_gain=0.0, horizon=500),
+    *_of(
+        "policy",
+        ("none", ("keep", "keep")),
+        ("S1", ("offload", "offload")),
+        ("S4", ("redispatch", "recompute")),
+        ({"pre_activation": "recompute"}, ("keep", "recompute")),
+        ("adaptive", None),
+        (None, None),
     ),
-    ({"policy": "none"}, "policy", ("keep", "keep")),
-    ({"policy": "S1"}, "policy", ("offload", "offload")),
-    ({"policy": "S4"}, "policy", ("redispatch", "recompute")),
-    ({"policy": {"pre_activation": "recompute"}}, "policy", ("keep", "recompute")),
-    ({"policy": "adaptive"}, "policy", None),
-    ({"policy": None}, "policy", None),
 ]
 
 
@@ -176,17 +176,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tuner", {"decisions": True, "pinned": "p.json"}, "remove one of them"),
     ("tuner", {"mode": "model"}, "needs a machine to predict with"),
     ("pipeline", True, 'must be an object such as {"enabled": true}'),
-    (
-        "pipeline",
-        {"policies": "1f1b"},
-        "'policies': known are enabled, policy, in_flight, plan, memory_budget, offload, separate_wgrad",
-    ),
+    ("pipeline", {"policies": "1f1b"}, f"'policies': known are {', '.join(options.TABLE['pipeline'].parts)}"),
     ("pipeline", {"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
-    (
-        "pipeline",
-        {"policy": "deepspeed"},
-        "must be one of adaptive, message_driven, backward_first, 1f1b_hint, 1f1b, gpipe",
-    ),
+    ("pipeline", {"policy": "deepspeed"}, f"must be one of {', '.join(options.PIPELINE_POLICIES)}"),
     ("pipeline", {"policy": "looped"}, "several stages on a rank, but DeepSpeed's PipelineModule has one stage there"),
     ("pipeline", {"policy": "v"}, '"v" needs several stages on a rank'),
     ("pipeline", {"separate_wgrad": 1}, '"pipeline.separate_wgrad" must be true or false'),
@@ -210,18 +202,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("policy", 3, "one of none, S1, S2, S3, S4, or"),
 ]
 # Policies by chunk, and the number of chunks next to them.
+FEW = ' names 2 chunks, and "chunks" is '
 WRONG_BY_CHUNK: list[tuple[Any, dict[str, Any], str]] = [
-    (
-        None,
-        {"input": ["keep", "offload"]},
-        '"policy.input" names 2 chunks, and "chunks" is adaptive: also write "chunks": 2',
-    ),
-    (
-        "adaptive",
-        {"pre_activation": ["keep", "recompute"]},
-        '"policy.pre_activation" names 2 chunks, and "chunks" is adaptive',
-    ),
-    (3, {"input": ["keep", "offload"]}, '"policy.input" names 2 chunks, and "chunks" is 3: give 3'),
+    (None, {"input": ["keep", "offload"]}, f'"policy.input"{FEW}adaptive: also write "chunks": 2'),
+    ("adaptive", {"pre_activation": ["keep", "recompute"]}, f'"policy.pre_activation"{FEW}adaptive'),
+    (3, {"input": ["keep", "offload"]}, f'"policy.input"{FEW}3: give 3'),
     (2, {"input": ["keep", "recompute"]}, '"policy.input[1]" must be one of keep, offload, redispatch'),
     (2, {"pre_activation": []}, '"policy.pre_activation" is an empty list'),
     (2, {"pre_activation": ["keep", None]}, '"policy.pre_activation[1]" must be one of'),
@@ -300,17 +285,8 @@ def test_RunCommandLine_Wrong_IsSaid(line: str) -> None:
 
 
 def test_Trace_Events_BecomeLanesInMicroseconds() -> None:
-    event = {
-        "layer": 1,
-        "chunk": 2,
-        "lane": "compute",
-        "op": "gemm1",
-        "direction": "backward",
-        "begin_ns": 3000,
-        "end_ns": 5000,
-        "bytes": 0,
-    }
-    made = trace.chrome([event], rank=3)["traceEvents"]
+    place = {"layer": 1, "chunk": 2, "lane": "compute", "op": "gemm1", "direction": "backward"}
+    made = trace.chrome([{**place, "begin_ns": 3000, "end_ns": 5000, "bytes": 0}], rank=3)["traceEvents"]
     assert {item["args"]["name"] for item in made if item["name"] == "thread_name"} == set(trace.LANES.values())
     last = made[-1]
     assert (last["pid"], last["ts"], last["dur"], last["name"], last["cat"]) == (3, 3.0, 2.0, "gemm1 2", "backward")

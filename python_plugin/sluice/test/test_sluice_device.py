@@ -132,19 +132,52 @@ def _launch(rank: int, stream: int, units: int = 10**6, moved: int = 3_600_000_0
     return ["launch", rank, stream, "sluice_move_rows", units, 16, moved, 0]
 
 
-def _seconds(prices: device_prices.Prices, *events: list[Any]) -> float:
-    return device_step.priced(prices, events).seconds
+def _group(rank: int, number: int, size: int, stream: int = 1, messages: int = 2) -> list[Any]:
+    return ["messages", rank, stream, 5, number, [[1 - rank, size, size]], messages]
 
 
-def test_Clock_OneStream_AddsAndTwoShareTheSms(prices) -> None:
-    free = _prices(prices)
-    one = _seconds(free, _launch(0, 0))
-    assert one == pytest.approx(1e-3, rel=1e-3)
-    assert _seconds(free, _launch(0, 0), _launch(0, 0)) == pytest.approx(2 * one, rel=1e-3)
-    assert _seconds(free, _launch(0, 0), _launch(0, 1)) == pytest.approx(2 * one, rel=1e-3)
-    # A quarter of the SMs each: side by side in the time of one.
-    few = [_launch(0, stream, units=8 * 33) for stream in range(4)]
-    assert _seconds(free, *few) == pytest.approx(one, rel=1e-3)
+FILLS, SHORT, MB = _launch(0, 0), _launch(0, 0, units=8, moved=1), 10**6
+SLOW_HOST = {"host": {"launch": 1e-3, "synchronize": 5e-3, "query": 1e-9, "query_period": 4e-3}}
+SLOW_HEADER = {"host": {"header": 2e-3, "launch": 1e-3}}
+SLOW_LINK = {"link": {"bytes_per_second": 1e9, "start_seconds": 1e-6}}
+SLOW_MESSAGES = {"host": {"messages": 1e-3, "message": 1e-4}, "link": {"bytes_per_second": 1e15, "start_seconds": 1e-9}}
+# What runs: the changed prices, the calls, milliseconds.
+CLOCK = {
+    "one launch": ({}, [FILLS], 1),
+    "a stream adds": ({}, [FILLS, FILLS], 2),
+    "two streams share the SMs": ({}, [FILLS, _launch(0, 1)], 2),
+    "a quarter of the SMs each": ({}, [_launch(0, stream, units=8 * 33) for stream in range(4)], 1),
+    "an event orders streams": ({}, [_launch(0, 0, 8), ["record", 0, 0, 7], ["wait", 0, 1, 7], _launch(0, 1, 8)], 2),
+    "an old event has passed": ({}, [_launch(0, 0, 8), ["wait", 0, 1, 3], _launch(0, 1, 8)], 1),
+    "launches cost the host": (SLOW_HOST, [SHORT] * 3, 3),
+    "a wait": (SLOW_HOST, [SHORT, ["record", 0, 0, 1], ["host_wait", 0, 1, "synchronize"], SHORT], 7),
+    "a query": (SLOW_HOST, [FILLS, ["record", 0, 0, 1], ["host_wait", 0, 1, "query"], SHORT], 6),  # ready after 1 ms
+    "a late host": (SLOW_HEADER, [["header", 0], _launch(1, 0, units=8, moved=1), ["header", 1]], 3),
+    "headers meet on the hosts alone": (SLOW_HEADER, [FILLS, ["header", 0], ["header", 1], SHORT], 4),
+    "messages cost the host each": (SLOW_MESSAGES, [_group(rank, 0, 1, messages=20) for rank in (0, 1)], 3),
+    "a group": (SLOW_LINK, [_group(0, 0, MB), _group(1, 0, MB)], 1),
+    "a group with a late rank": (SLOW_LINK, [_group(0, 0, MB), _launch(1, 1), _group(1, 0, MB)], 2),
+    "groups of a communicator": (SLOW_LINK, [_group(r, n, MB, stream=1 + n) for n in (0, 1) for r in (0, 1)], 2),
+}
+
+
+@pytest.mark.parametrize("what", CLOCK)
+def test_Clock_KnownCase_TakesItsTime(prices, what: str) -> None:
+    sections, events, milliseconds = CLOCK[what]
+    found = device_step.priced(_prices(prices, **sections), events).seconds
+    assert found == pytest.approx(1e-3 * milliseconds, rel=1e-2 if sections else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("events", "ranks"),
+    [
+        ([["header", 0], ["header", 0], ["header", 1]], "0"),
+        ([_group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]], 2]], "0, 1"),
+    ],
+)
+def test_Clock_CallsThatNobodyAnswers_AreRefused(prices, events: list, ranks: str) -> None:
+    with pytest.raises(BadInput, match=rf"ranks \[{ranks}\] wait for events that no rank produces"):
+        device_step.priced(_prices(prices), events)
 
 
 @pytest.mark.parametrize(
@@ -160,64 +193,6 @@ def test_Clock_WorkOfHigherPriority_GoesAheadAsBlocksEnd(prices, units: int, pri
     result = device_step.priced(_prices(prices), [*events, ["record", 0, 2, 7]])
     assert result.ranks[0].done[7] == pytest.approx(wanted, rel=0.02)
     assert result.seconds == pytest.approx(1.0625e-3, rel=0.01)  # no work is lost
-
-
-def test_Clock_EventsOrderStreams_AndOldOnesHavePassed(prices) -> None:
-    free = _prices(prices)
-    chain = [_launch(0, 0, 8), ["record", 0, 0, 7], ["wait", 0, 1, 7], _launch(0, 1, 8)]
-    assert _seconds(free, *chain) == pytest.approx(2e-3, rel=1e-3)
-    beside = [_launch(0, 0, 8), ["wait", 0, 1, 3], _launch(0, 1, 8)]
-    assert _seconds(free, *beside) == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_Clock_Host_PaysForCallsAndWaits(prices) -> None:
-    slow = _prices(prices, host={"launch": 1e-3, "synchronize": 5e-3, "query": 1e-9, "query_period": 4e-3})
-    short = _launch(0, 0, units=8, moved=1)
-    # The device is never busy for as long as a launch takes the host.
-    assert _seconds(slow, short, short, short) == pytest.approx(3e-3, rel=1e-2)
-    waits = [short, ["record", 0, 0, 1], ["host_wait", 0, 1, "synchronize"], short]
-    assert _seconds(slow, *waits) == pytest.approx(7e-3, rel=1e-2)
-    looks = [_launch(0, 0), ["record", 0, 0, 1], ["host_wait", 0, 1, "query"], short]
-    # Ready after a millisecond, seen at the next look.
-    assert _seconds(slow, *looks) == pytest.approx(6e-3, rel=1e-2)
-
-
-def test_Clock_Headers_MeetOnTheHostsAlone(prices) -> None:
-    slow = _prices(prices, host={"header": 2e-3, "launch": 1e-3})
-    short = _launch(0, 0, units=8, moved=1)
-    # The second host comes a millisecond later; both have the header two milliseconds after that.
-    late = [["header", 0], _launch(1, 0, units=8, moved=1), ["header", 1]]
-    assert _seconds(slow, *late) == pytest.approx(3e-3, rel=1e-2)
-    # It does not wait for running work of the GPU.
-    busy = [_launch(0, 0), ["header", 0], ["header", 1], short]
-    assert _seconds(slow, *busy) == pytest.approx(4e-3, rel=1e-2)
-    with pytest.raises(BadInput, match=r"ranks \[0\] wait for events that no rank produces"):
-        _seconds(slow, ["header", 0], ["header", 0], ["header", 1])
-
-
-def test_Clock_Messages_CostTheHostEach(prices) -> None:
-    link = {"bytes_per_second": 1e15, "start_seconds": 1e-9}
-    slow = _prices(prices, host={"messages": 1e-3, "message": 1e-4}, link=link)
-    group = [["messages", rank, 1, 5, 0, [[1 - rank, 1, 1]], 20] for rank in (0, 1)]
-    assert _seconds(slow, *group) == pytest.approx(3e-3, rel=1e-2)
-
-
-def test_Clock_Groups_BeginWithTheLastRankAndInOrder(prices) -> None:
-    link = {"bytes_per_second": 1e9, "start_seconds": 1e-6}
-    free = _prices(prices, link=link)
-
-    def group(rank: int, number: int, size: int, stream: int = 1) -> list[Any]:
-        return ["messages", rank, stream, 5, number, [[1 - rank, size, size]], 2]
-
-    both = [group(0, 0, 10**6), group(1, 0, 10**6)]
-    assert _seconds(free, *both) == pytest.approx(1e-3, rel=1e-2)
-    late = [group(0, 0, 10**6), _launch(1, 1), group(1, 0, 10**6)]
-    assert _seconds(free, *late) == pytest.approx(2e-3, rel=1e-2)
-    # Two streams, one communicator: the second group waits for the first.
-    two = [group(r, n, 10**6, stream=1 + n) for n in (0, 1) for r in (0, 1)]
-    assert _seconds(free, *two) == pytest.approx(2e-3, rel=1e-2)
-    with pytest.raises(BadInput, match=r"ranks \[0, 1\] wait for events that no rank produces"):
-        _seconds(free, group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]], 2])
 
 
 # ---- refusals

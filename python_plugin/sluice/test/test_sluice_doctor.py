@@ -10,14 +10,8 @@ from sluice import doctor, doctor_config
 
 STEP = {"train_micro_batch_size_per_gpu": 8}
 ON = {"enabled": True}
-MIXTRAL = {
-    "model_type": "mixtral",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 6,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
+MIXTRAL = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6}
+MIXTRAL |= {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -32,64 +26,53 @@ def ask(folder, content, name="given.json"):
     return list(doctor_config.examine(str(path)))
 
 
+def _ds(section=ON, stage=None, **more):
+    return {**STEP, **({"zero_optimization": {"stage": stage}} if stage else {}), **more, "sluice": section}
+
+
+EP, DEEP_EP = {"enabled": True}, {"enabled": True, "autoep_size": 2, "comm_backend": "deepep"}
+WITH_COMMENTS = '{\n  // the batch\n  "train_batch_size": 8,\n  "sluice": {"enabled": true},\n}'
 DEEPSPEED = {
-    "on": ({**STEP, "sluice": ON}, "ok", ["every deepspeed.moe.layer.MoE", "chunks adaptive", "is an error"]),
+    "on": (_ds(), "ok", ["every deepspeed.moe.layer.MoE", "chunks adaptive", "is an error"]),
     "on, warn": (
-        {**STEP, "sluice": {**ON, "chunks": 4, "policy": "S4", "on_unsupported": "warn"}},
-        "ok",
+        _ds({**ON, "chunks": 4, "policy": "S4", "on_unsupported": "warn"}), "ok",
         ["chunks 4 | policy S4", "left to DeepSpeed"],
     ),
-    "comments as DeepSpeed takes them": (
-        '{\n  // the batch\n  "train_batch_size": 8,\n  "sluice": {"enabled": true},\n}',
-        "ok",
-        ["every deepspeed.moe.layer.MoE"],
-    ),
+    "comments as DeepSpeed takes them": (WITH_COMMENTS, "ok", ["every deepspeed.moe.layer.MoE"]),
     "no section": (STEP, "bad", ['no "sluice" section', "no layer would be swapped"]),
     "section misspelt": ({**STEP, "slucie": ON}, "bad", ['"slucie"', '"sluice"']),
-    "off": ({**STEP, "sluice": {"enabled": False}}, "note", ['"enabled" is not true']),
-    "key misspelt": ({**STEP, "sluice": {**ON, "chnks": 2}}, "bad", ["'chnks'", '"chunks"']),
-    "value misspelt": ({**STEP, "sluice": {**ON, "gemm": "onedn"}}, "bad", ["gemm", '"onednn"']),
-    "auto": ({**STEP, "sluice": {**ON, "chunks": "auto"}}, "bad", ['the word "auto"']),
-    "ZeRO 3": ({"zero_optimization": {"stage": 3}, "sluice": ON}, "bad", ["ZeRO stage 3", '"stage": 2']),
-    "a pipeline": (
-        {**STEP, "sluice": {**ON, "pipeline": {"policy": "gpipe"}}},
-        "ok",
-        ["ops of a pipeline run as", "(policy gpipe)"],
-    ),
+    "off": (_ds({"enabled": False}), "note", ['"enabled" is not true']),
+    "key misspelt": (_ds({**ON, "chnks": 2}), "bad", ["'chnks'", '"chunks"']),
+    "value misspelt": (_ds({**ON, "gemm": "onedn"}), "bad", ["gemm", '"onednn"']),
+    "auto": (_ds({**ON, "chunks": "auto"}), "bad", ['the word "auto"']),
+    "ZeRO 3": (_ds(stage=3), "bad", ["ZeRO stage 3", '"stage": 2']),
+    "a pipeline": (_ds({**ON, "pipeline": {"policy": "gpipe"}}), "ok", ["ops of a pipeline run as", "(policy gpipe)"]),
     "a pipeline under ZeRO 2": (
-        {"zero_optimization": {"stage": 2}, "sluice": {**ON, "pipeline": {}}},
-        "bad",
-        ["pipeline engine itself refuses", '"stage": 1'],
+        _ds({**ON, "pipeline": {}}, 2), "bad", ["pipeline engine itself refuses", '"stage": 1']
     ),
-    "AutoEP": ({**STEP, "expert_parallel": {"enabled": True}, "sluice": ON}, "ok", ["every AutoEP layer"]),
+    "AutoEP": (_ds(expert_parallel=EP), "ok", ["every AutoEP layer"]),
     "AutoEP over DeepEP": (
-        {**STEP, "expert_parallel": {"enabled": True, "autoep_size": 2, "comm_backend": "deepep"}, "sluice": ON},
-        "bad",
-        ['"comm_backend" is "deepep"', "take that key out"],
+        _ds(expert_parallel=DEEP_EP), "bad", ['"comm_backend" is "deepep"', "take that key out"]
     ),
     "AutoEP under ZeRO 3": (
-        {"zero_optimization": {"stage": 3}, "expert_parallel": {"enabled": True}, "sluice": ON},
-        "bad",
-        ["ZeRO stage 3: AutoEP layers are not swapped", '"stage": 2'],
+        _ds(stage=3, expert_parallel=EP), "bad", ["ZeRO stage 3: AutoEP layers are not swapped", '"stage": 2']
     ),
-    "AutoTP": ({**STEP, "tensor_parallel": {"autotp_size": 2}, "sluice": ON}, "bad", ["autotp_size is 2"]),
+    "AutoTP": (_ds(tensor_parallel={"autotp_size": 2}), "bad", ["autotp_size is 2"]),
     "no JSON": ("{", "bad", ["given.json"]),
     "a list": ("[1]", "bad", ["not an object"]),
     "something else": ({"scripts": {}}, "bad", ["not a config of DeepSpeed", "model_type"]),
-}
+}  # fmt: skip
 
 
 def test_DeepSpeedConfig_AutoEpUnderWarn_NotesIt(tmp_path):
-    section = {**ON, "on_unsupported": "warn"}
-    experts = {"enabled": True, "autoep_size": 2, "comm_backend": "deepep"}
-    noted, swapped = ask(tmp_path, {**STEP, "expert_parallel": experts, "sluice": section})
+    noted, swapped = ask(tmp_path, _ds({**ON, "on_unsupported": "warn"}, expert_parallel=DEEP_EP))
     assert (noted.state, swapped.state) == ("note", "ok") and "AutoEP" in noted.detail
 
 
 @pytest.mark.parametrize("word, state, said", [("0", "note", "SLUICE=0"), ("1", "ok", "every deepspeed.moe.layer.MoE")])
 def test_DeepSpeedConfig_EnvironmentOverrides(tmp_path, monkeypatch, word, state, said):
     monkeypatch.setenv("SLUICE", word)
-    (finding,) = ask(tmp_path, {**STEP, "sluice": {"enabled": word == "0"}})
+    (finding,) = ask(tmp_path, _ds({"enabled": word == "0"}))
     assert finding.state == state and said in finding.detail
 
 
@@ -123,61 +106,44 @@ TRANSFORMERS = {
 SCRIPT = "--num-layers 8 --hidden-size 64 --num-experts 8 --moe-router-topk 2 --transformer-impl local"
 NAMED = f"{SCRIPT} --spec sluice.megatron moe_block_spec"
 RECIPE = "MODEL_ARGS:\n  --num-layers: 8\n  --num-experts: 8\n"
+FLEX, SPLIT = "--moe-token-dispatcher-type flex", "--tensor-model-parallel-size 2"
 OF_CORE = {"num_layers": 8, "hidden_size": 64, "num_moe_experts": 8}
 MEGATRON = {
-    "a line of flags": ("train.sh", NAMED, "ok", ["every MoE layer of 8 experts", "chunks adaptive"]),
-    "no spec": ("train.sh", SCRIPT, "bad", ["no --spec", "add --spec sluice.megatron moe_block_spec"]),
-    "another spec": ("train.sh", f"{SCRIPT} --spec my.spec layer", "bad", ["no --spec"]),
-    "flex": (
-        "train.sh",
-        f"{NAMED} --moe-token-dispatcher-type flex",
-        "bad",
-        ['"flex" is not supported', 'use "alltoall"'],
-    ),
-    "experts split": ("train.sh", f"{NAMED} --tensor-model-parallel-size 2", "bad", ["over 2 tensor-parallel ranks"]),
-    "experts whole": (
-        "train.sh",
-        f"{NAMED} --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1",
-        "ok",
-        ["every MoE layer"],
-    ),
+    "a line of flags": (NAMED, "ok", ["every MoE layer of 8 experts", "chunks adaptive"]),
+    "no spec": (SCRIPT, "bad", ["no --spec", "add --spec sluice.megatron moe_block_spec"]),
+    "another spec": (f"{SCRIPT} --spec my.spec layer", "bad", ["no --spec"]),
+    "flex": (f"{NAMED} {FLEX}", "bad", ['"flex" is not supported', 'use "alltoall"']),
+    "experts split": (f"{NAMED} {SPLIT}", "bad", ["over 2 tensor-parallel ranks"]),
+    "experts whole": (f"{NAMED} {SPLIT} --expert-tensor-parallel-size 1", "ok", ["every MoE layer"]),
     "grouped by Transformer Engine": (
-        "train.sh",
-        f"{NAMED.replace('--transformer-impl local', '')} --moe-grouped-gemm",
-        "bad",
+        f"{NAMED.replace('--transformer-impl local', '')} --moe-grouped-gemm", "bad",
         ["TEGroupedMLP", "leave --moe-grouped-gemm out"],
     ),
-    "fp8": ("train.sh", f"{NAMED} --fp8-format hybrid", "bad", ["fp8 and fp4 are not supported", "bf16"]),
-    "a recipe": ("model_config.yaml", RECIPE, "bad", ["no --spec"]),
+    "fp8": (f"{NAMED} --fp8-format hybrid", "bad", ["fp8 and fp4 are not supported", "bf16"]),
+    "a recipe": (RECIPE, "bad", ["no --spec"]),
     "a recipe with the spec": (
-        "model_config.yaml",
-        f"{RECIPE}  --spec: sluice.megatron moe_block_spec\n",
-        "ok",
-        ["every MoE layer of 8 experts"],
+        f"{RECIPE}  --spec: sluice.megatron moe_block_spec\n", "ok", ["every MoE layer of 8 experts"]
     ),
-    "a config of core": ("config.json", json.dumps(OF_CORE), "ok", ["through sluice.megatron.with_sluice"]),
-    "dense": ("config.json", json.dumps({**OF_CORE, "num_moe_experts": 0}), "bad", ["without experts"]),
-}
+    "a config of core": (OF_CORE, "ok", ["through sluice.megatron.with_sluice"]),
+    "dense": ({**OF_CORE, "num_moe_experts": 0}, "bad", ["without experts"]),
+}  # fmt: skip
 
 
-CASES = {
-    **{f"DeepSpeed: {what}": ("given.json", *case) for what, case in DEEPSPEED.items()},
-    **{f"transformers: {what}": ("given.json", *case) for what, case in TRANSFORMERS.items()},
-    **{f"Megatron: {what}": case for what, case in MEGATRON.items()},
-}
+HOSTS = {"DeepSpeed": DEEPSPEED, "transformers": TRANSFORMERS, "Megatron": MEGATRON}
+CASES = {f"{host}: {what}": case for host, cases in HOSTS.items() for what, case in cases.items()}
 
 
 @pytest.mark.parametrize("what", CASES)
 def test_Config_OfEachHost_SaysWhatWouldBeSwappedOrWhyNot(tmp_path, what):
-    name, content, state, words = CASES[what]
-    (finding,) = ask(tmp_path, content, name)
+    content, state, words = CASES[what]
+    (finding,) = ask(tmp_path, content, "given.yaml" if "a recipe" in what else "given.json")
     text = f"{finding.detail} {finding.advice}"
     assert finding.state == state and all(word in text for word in words), finding
 
 
 def test_MegatronsFlags_UnderWarn_NoteWhatIsLeft(tmp_path, monkeypatch):
     path = tmp_path / "train.sh"
-    path.write_text(f"{NAMED} --moe-token-dispatcher-type flex")
+    path.write_text(f"{NAMED} {FLEX}")
     monkeypatch.setenv("SLUICE_OPTIONS", '{"on_unsupported": "warn"}')
     (finding,) = doctor_config.examine(str(path))
     assert finding.state == "note" and "layers stay with Megatron" in finding.detail
@@ -189,7 +155,7 @@ def test_MegatronsFlags_UnderWarn_NoteWhatIsLeft(tmp_path, monkeypatch):
 def test_Command_WithAConfig_ExitsByWhatItFinds(tmp_path):
     path = tmp_path / "ds_config.json"
     for section, code in ((ON, 0), ({**ON, "chnks": 2}, 1)):
-        path.write_text(json.dumps({**STEP, "sluice": section}))
+        path.write_text(json.dumps(_ds(section)))
         command = [sys.executable, "-m", "sluice", "doctor", "--json", "--config", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         found = json.loads(done.stdout)["findings"][-1]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sluice.planning import routing, routing_join
+from sluice.planning import routing
 from sluice.planning.errors import BadInput
 
 
@@ -24,7 +24,7 @@ def test_Join_CopiesOfExperts_AreSummed(tmp_path) -> None:
         rows = [[7, [1 + rank, 10]], [7, [0, 2]]]
         _write(tmp_path, rank, ranks, rows[: 1 if rank == 3 else 2])
     out = tmp_path / "out.jsonl"
-    assert routing_join.join(str(tmp_path), str(out)) == 2
+    assert routing.join(str(tmp_path), str(out)) == 2
     trace = routing.read(str(out))
     assert trace.loads == (((4, 20, 6, 20),),)
 
@@ -57,20 +57,20 @@ def test_Record_TwoGroups_DoNotMix(tmp_path) -> None:
     _write(folder, 1, [0, 1], [[3, [9, 10]], [3, [11, 12]]])
     out = str(tmp_path / "out.jsonl")
     with pytest.raises(BadInput, match="groups of 1 and 2 ranks, which are traces of their own: choose by --ranks"):
-        routing_join.join(str(folder), out)
-    assert routing_join.join(str(folder), out, 2) == 2
+        routing.join(str(folder), out)
+    assert routing.join(str(folder), out, 2) == 2
     assert routing.read(out).loads == (((1, 0, 9, 10),), ((1, 1, 11, 12),))
-    assert routing_join.join(str(folder), out, 1) == 1
+    assert routing.join(str(folder), out, 1) == 1
     assert routing.read(out).loads == (((5, 6, 7, 8),),) * 2
     with pytest.raises(BadInput, match="--ranks is 4; .* has groups of 1 and 2 ranks"):
-        routing_join.join(str(folder), out, 4)
+        routing.join(str(folder), out, 4)
 
 
 def test_Join_RanksWithAllExperts_AreSummed(tmp_path) -> None:
     for rank in (0, 1):
         _write(tmp_path, rank, [0], [[0, [1, 2, 3]]])
     out = tmp_path / "out.jsonl"
-    assert routing_join.join(str(tmp_path), str(out)) == 1
+    assert routing.join(str(tmp_path), str(out)) == 1
     assert routing.read(str(out)).loads == (((2, 4, 6),),)
 
 
@@ -91,13 +91,13 @@ def test_Join_RanksWithAllExperts_AreSummed(tmp_path) -> None:
 def test_Join_BadFiles_AreNamed(tmp_path, files: list, text: str, capsys) -> None:
     for rank, ranks, rows in files:
         _write(tmp_path, rank, ranks, rows)
-    assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert routing.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert re.search(text, capsys.readouterr().err)
     (tmp_path / "loads0.jsonl").write_text('{"form": 3}\n')
-    assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert routing.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "line 1 is no head of this version" in capsys.readouterr().err
     (tmp_path / "loads0.jsonl").write_bytes(b"\x80\x81")
-    assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert routing.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "loads0.jsonl: 'utf-8' codec can't decode" in capsys.readouterr().err
-    assert routing_join.main([str(tmp_path), "--out", str(tmp_path / "no" / "out")]) == 2
+    assert routing.main([str(tmp_path), "--out", str(tmp_path / "no" / "out")]) == 2
     assert "--out" in (said := capsys.readouterr().err) and "there is no folder" in said

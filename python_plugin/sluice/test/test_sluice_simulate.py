@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from sluice.planning import machines, routing, simulate, skew, stock
+from sluice.planning import machines, routing, simulate, stock
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
 from sluice.planning.rates import Rates
@@ -124,13 +124,13 @@ def test_Strong_TotalsStay() -> None:
 def test_Zipf_SharesSumToOne_AndNoExpertGetsATokenTwice() -> None:
     for exponent in (0.0, 0.5, 1.0, 3.0):
         for top_k in (1, 2, 8):
-            shares = skew.zipf_shares(64, exponent, top_k)
+            shares = routing.zipf_shares(64, exponent, top_k)
             assert sum(shares) == pytest.approx(1.0) and max(shares) <= 1 / top_k * (1 + 1e-9)
-    assert skew.zipf_skew(64, 16, 0.0, 2, 0) == pytest.approx(1.0)
-    assert skew.zipf_skew(64, 16, 1.0, 2, 0) > 1.5
-    assert skew.zipf_skew(64, 16, 1.0, 2, 7) == skew.zipf_skew(64, 16, 1.0, 2, 7)
+    assert routing.zipf_skew(64, 16, 0.0, 2, 0) == pytest.approx(1.0)
+    assert routing.zipf_skew(64, 16, 1.0, 2, 0) > 1.5
+    assert routing.zipf_skew(64, 16, 1.0, 2, 7) == routing.zipf_skew(64, 16, 1.0, 2, 7)
     with pytest.raises(BadInput, match="--zipf is 9"):
-        skew.zipf_shares(8, 9, 1)
+        routing.zipf_shares(8, 9, 1)
 
 
 def _trace(tmp_path, loads: list, layers: int = 1, experts: int = 4):

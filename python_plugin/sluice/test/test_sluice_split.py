@@ -5,7 +5,6 @@ import copy
 import functools
 import json
 import random
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -252,6 +251,6 @@ def test_Batches_BeyondWhatIsSimulated_ContinueLinearly(monkeypatch) -> None:
     search = split.Search(machine, split.Model(layers, 1024, 512), 0, split.Wanted(pipeline=4, micro_batch=1))
     short = search.run(4).priced[0]
     monkeypatch.setattr(split, "MOST_SIMULATED", 1024)
-    whole = search.simulated(replace(short, is_simulated=False))
+    whole = search.simulated(short)
     assert short.micro_batches == 1024 and short.batch_seconds == pytest.approx(whole.batch_seconds, rel=1e-3)
     assert short.bubble == pytest.approx(whole.bubble, abs=1e-3)

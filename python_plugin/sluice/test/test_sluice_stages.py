@@ -12,7 +12,7 @@ from sluice import __main__ as entry
 from sluice.errors import OverBudget
 from sluice.planning import stages, stages_chosen, stages_file
 from sluice.planning.errors import BadInput
-from sluice.planning.megatron_layout import layout_of
+from sluice.planning.stages_command import layout_of
 from sluice.timeline import colours
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,16 +7,26 @@ from pathlib import Path
 
 import pytest
 from made_record import COSTS, EVENT, FACTS, HEADER, SLOW_COPIES, pair, record
-from sluice.planning import machines, routing, routing_join
+from sluice.planning import machines, routing
 from sluice.planning.planner import Choice, Planner, Workload
 from sluice.restore import SETS
 from sluice.timeline import Schedule, from_trace, svg
 from sluice.timeline.stages import arrows, bubble, panel
-from sluice.tracing import clocks, command, explain, outside, passes, report
+from sluice.tracing import clocks, explain, passes, report
 from sluice.tracing import text as report_text
 from two_ranks import launcher, output_of
 
 HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture
+def trace(command, tmp_path):
+    """trace(*words) reports what the folder holds: (exit status, stdout, stderr)."""
+    return lambda *words: command("trace", "--out", str(tmp_path), *words)
+
+
+def _write(folder: Path, data: dict) -> None:
+    (folder / f"rank{data['rank']}-9.json").write_text(json.dumps(data))
 
 
 def _passes(schedules: list[Schedule], **options) -> list[passes.Pass]:
@@ -167,25 +177,25 @@ def test_Record_Damaged_IsNamed(change: dict, text: str) -> None:
         passes.read_record({**record(pair("none")), **change}, "rank0.json")
 
 
-def test_Command_NothingRecorded_SaysSo(tmp_path, capsys) -> None:
-    assert command.main(["--out", str(tmp_path)]) == 1
-    assert "no passes were recorded" in capsys.readouterr().err
-    assert command.main(["--out", str(tmp_path), "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
-    assert command.main(["--out", str(tmp_path), "--", "no-such-program"]) == 127
+def test_Command_NothingRecorded_SaysSo(tmp_path, trace) -> None:
+    status, _, err = trace()
+    assert status == 1 and "no passes were recorded" in err
+    assert trace("--", sys.executable, "-c", "raise SystemExit(7)")[0] == 7
+    assert trace("--", "no-such-program")[0] == 127
     (tmp_path / "rank0-1.json").write_text("{")
-    assert command.main(["--out", str(tmp_path)]) == 1
-    assert "rank0-1.json: not JSON" in capsys.readouterr().err
+    status, _, err = trace()
+    assert status == 1 and "rank0-1.json: not JSON" in err
     taken = ["--out", str(tmp_path / "rank0-1.json"), "--", "true"]  # a file
     for bad in (["--steps", "0"], ["--events", "0"], ["--out", str(tmp_path / "none")], taken):
         with pytest.raises(SystemExit) as ended:
-            command.main(bad)
+            trace(*bad)
         assert ended.value.code == 2
 
 
 def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
     """A recording that equals its schedule is predicted exactly."""
     for rank in (0, 1):
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(pair("S2") * 3, rank)))
+        _write(tmp_path, record(pair("S2") * 3, rank))
     by_rank, alignment = report.read(tmp_path)
     found = report.newest(by_rank, 2)
     made = report.make(found, alignment, 2)
@@ -200,7 +210,7 @@ def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
     assert "2 ranks, the last 2 steps" in "\n".join(report_text.lines_of(made, found))
 
 
-def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
+def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, trace) -> None:
     """The most loaded of two ranks received 500 rows, the mean is 400; schedule and activation are as recorded."""
     data = {**machines.load("a100-8x8-200g").data, "activation_seconds": 1e-8, "activation_grad_seconds": 1e-8}
     machine = tmp_path / "m.json"
@@ -209,11 +219,9 @@ def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
     for rank, rows in loads.items():
         facts = {**FACTS, "received_rows": rows, "num_experts": 4, "top_k": 2, "chunking": "tokens"}
         facts["activation"] = "relu"
-        data = record(pair("S4", wgrad="per_chunk") * 3, rank, facts=facts)
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(data))
-    words = ["--out", str(tmp_path), "--steps", "2", "--machine", str(machine)]
-    assert command.main([*words, "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+        _write(tmp_path, record(pair("S4", wgrad="per_chunk") * 3, rank, facts=facts))
+    words = ["--steps", "2", "--machine", str(machine)]
+    made = json.loads(trace(*words, "--json")[1])
     work = Workload(64, 256, 200, 4, 2, 2, "f32", skew=1.25, chunking="tokens", activation="relu")
     planner = Planner(machines.load(str(machine)))
     planned = planner.predict(work, Choice(4, "redispatch", "recompute", "per_chunk"), timeline=True)
@@ -226,26 +234,23 @@ def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
         busy = row["machine_busy_s"]["compute"]
         idle = sum(wait["seconds"] for wait in row["machine_idle"] if wait["lane"] == "compute")
         assert busy + idle == pytest.approx(row["machine_s"], rel=1e-9)
-    assert command.main(words) == 0
-    text = capsys.readouterr().out
-    assert "planned = by the planner on a100-8x8-200g" in text and "lane compute" in text
+    status, text, _ = trace(*words)
+    assert status == 0 and "planned = by the planner on a100-8x8-200g" in text and "lane compute" in text
     picture = (tmp_path / "timeline.svg").read_text()
     assert "planned: backward of layer 3" in picture and "planned: forward of layer 3" in picture
 
 
-def test_Outside_StepsOfTwoSeconds_AreWhatPassesLeave(tmp_path, capsys) -> None:
+def test_Outside_StepsOfTwoSeconds_AreWhatPassesLeave(tmp_path, trace) -> None:
     """A pass begins every second, so that a step of two passes takes two."""
     schedules = pair("none")
     for rank in (0, 1):
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(schedules * 4, rank)))
+        _write(tmp_path, record(schedules * 4, rank))
     inside = sum(2 * HEADER + one.predict(COSTS).seconds for one in schedules)
-    assert command.main(["--out", str(tmp_path), "--steps", "2", "--json"]) == 0
-    for rank, row in enumerate(json.loads(capsys.readouterr().out)["outside"]):
+    for rank, row in enumerate(json.loads(trace("--steps", "2", "--json")[1])["outside"]):
         assert (row["rank"], row["steps"]) == (rank, 2)
         measured = [row["step_s"], row["passes_s"], row["outside_s"]]
         assert measured == pytest.approx([2, inside, 2 - inside], abs=1e-6)
-    assert command.main(["--out", str(tmp_path), "--steps", "99"]) == 0
-    text = capsys.readouterr().out
+    text = trace("--steps", "99")[1]
     assert f"rank 1: a step takes 2000.00 ms, {1e3 * inside:.2f} in passes and" in text and "outside of passes" in text
 
 
@@ -256,34 +261,32 @@ def test_Outside_AnotherGroupsRingBeganLater_ItsStepsAreNotCounted() -> None:
     other = passes.read_record(record(schedules * 2, late=3.5), "r")  # 13.5, 14.5, ...
     for one in other:
         one.ranks = (0, 7)
-    assert len(outside.steps_of(first, 9)) == 3
-    assert len(outside.steps_of([*first, *other], 9)) == 1
-    assert outside.steps_of(first[:2], 9) == [] == outside.steps_of(first[:1], 9)
+    assert len(report.steps_of(first, 9)) == 3
+    assert len(report.steps_of([*first, *other], 9)) == 1
+    assert report.steps_of(first[:2], 9) == [] == report.steps_of(first[:1], 9)
 
 
 def test_Outside_PassesThatOverlap_CountOnce() -> None:
-    assert outside.covered([(0, 2), (1, 3), (5, 9)], 1, 6) == 3
+    assert report.covered([(0, 2), (1, 3), (5, 9)], 1, 6) == 3
 
 
-def test_Report_ClocksThatNothingTies_IsJsonAllTheSame(tmp_path, capsys) -> None:
+def test_Report_ClocksThatNothingTies_IsJsonAllTheSame(tmp_path, trace) -> None:
     """Each rank is alone in its group, on a separate machine."""
     for rank in (0, 1):
         data = record(pair("none") * 2, rank, boot=str(rank))
         data["contexts"][0]["ranks"] = [rank]
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(data))
+        _write(tmp_path, data)
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    assert command.main(["--out", str(tmp_path), "--json"]) == 0
-    for text in (capsys.readouterr().out, (tmp_path / "report.json").read_text()):
+    for text in (trace("--json")[1], (tmp_path / "report.json").read_text()):
         made = json.loads(text, parse_constant=refuse)
         assert [clock["error"] for clock in made["clocks"]] == [0, None]
-    assert command.main(["--out", str(tmp_path)]) == 0
-    assert "clock of rank 1: as it is, since no exchange ties it to the others" in capsys.readouterr().out
+    assert "clock of rank 1: as it is, since no exchange ties it to the others" in trace()[1]
 
 
-def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -> None:
+def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, trace) -> None:
     """A budget with room for two of four chunks gives such passes."""
     restores = ["keep", "keep", "redispatch", "redispatch"], ["keep", "keep", "recompute", "recompute"]
     both = [
@@ -292,21 +295,19 @@ def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -
     ]
     facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunking": "tokens"}
     for rank in (0, 1):
-        (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(both * 2, rank, facts=facts)))
-    assert command.main(["--out", str(tmp_path), "--machine", "a100-8x8-200g", "--json"]) == 0
-    for row in json.loads(capsys.readouterr().out)["layers"]:
+        _write(tmp_path, record(both * 2, rank, facts=facts))
+    for row in json.loads(trace("--machine", "a100-8x8-200g", "--json")[1])["layers"]:
         assert row["policy"] == dict(zip(("restore_input", "restore_pre_activation"), restores))
         assert row.get("machine_problem") is None and row["machine_s"] > 0
         redispatches = [op for op in row["machine_ops"] if op["op"] == "redispatch"]
         assert len(redispatches) == (row["direction"] == "backward")
 
 
-def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> None:
-    (tmp_path / "rank0-9.json").write_text(json.dumps(record(pair("none"), 0)))
-    assert command.main(["--out", str(tmp_path), "--machine", "h200-8x8"]) == 0
-    assert "not planned: the record does not say num_experts: record again" in capsys.readouterr().out
-    assert command.main(["--out", str(tmp_path), "--machine", "cached"]) == 2
-    assert "--machine cached: the record does not say num_experts" in capsys.readouterr().err
+def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, trace) -> None:
+    _write(tmp_path, record(pair("none"), 0))
+    assert "not planned: the record does not say num_experts: record again" in trace("--machine", "h200-8x8")[1]
+    status, _, err = trace("--machine", "cached")
+    assert status == 2 and "--machine cached: the record does not say num_experts" in err
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
     arguments += ["--machine", "a100-8x8-200g"]
     loads, routes = tmp_path / "loads", tmp_path / "routing.jsonl"
-    words = [*arguments, "--", *launcher(), str(HERE / "trace_rank.py"), "4", "3", policy]
+    words = [*arguments, "--", *launcher(), str(HERE / "layers_rank.py"), *f"4 256 2 3 {policy} -".split()]
     made = json.loads(output_of(tmp_path, *words, SLUICE_ROUTING_DIR=str(loads)))
     assert made["ranks"] == [0, 1] and made["unexplained_passes"] == 0
     rows = made["layers"]
@@ -348,7 +349,7 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(
     assert memory == [(rank, [0, 1], 2, 0) for rank in (0, 1)]  # both layers forward, then back; no budget
     assert all(row["peak_bytes"] > 0 for row in made["memory"])
     assert (tmp_path / "trace.json").exists() and (tmp_path / "timeline.svg").exists()
-    assert routing_join.main([str(loads), "--out", str(routes), "--json"]) == 0
+    assert routing.main([str(loads), "--out", str(routes), "--json"]) == 0
     joined = json.loads(capsys.readouterr().out)
     assert (joined["steps"], joined["experts"], len(joined["layers"])) == (4, 4, 2)
     assert [[sum(layer) for layer in step] for step in routing.read(str(routes)).loads] == [[1024, 1024]] * 4
@@ -361,17 +362,9 @@ MS = 1_000_000
 
 
 def _op(op: str, stage: int, begin: int, end: int, micro_batch: int = 0, lane: str = "compute") -> dict:
+    place = {"chunk": micro_batch, "layer": stage, "rank": stage, "begin_ns": begin * MS, "end_ns": end * MS}
     direction = "forward" if op in ("forward", "send_activation") else "backward"
-    times = {"begin_ns": begin * MS, "end_ns": end * MS}
-    return {
-        "op": op,
-        "lane": lane,
-        **times,
-        "chunk": micro_batch,
-        "direction": direction,
-        "layer": stage,
-        "rank": stage,
-    }
+    return {"op": op, "lane": lane, "direction": direction, **place}
 
 
 # One micro-batch over two stages, and back.
@@ -379,10 +372,9 @@ FIRST = [_op("forward", 0, 0, 10), _op("send_activation", 0, 10, 11, lane="comm"
 SECOND = [_op("forward", 1, 12, 22), _op("backward", 1, 22, 32), _op("send_gradient", 1, 32, 33, lane="comm")]
 
 
-def _write(folder: Path, rank: int, events: list, predicted: list, boot: str = "one") -> None:
+def _record(rank: int, events: list, predicted: list, boot: str = "one", **more) -> dict:
     entry = {"number": 0, "ranks": [0, 1], "events": events, "predicted": predicted}
-    record = {"form": 2, "rank": rank, "world_size": 2, "boot": boot, "contexts": [], "pipelines": [entry]}
-    (folder / f"rank{rank}-1.json").write_text(json.dumps(record))
+    return {"form": 2, "rank": rank, "world_size": 2, "boot": boot, "contexts": [], "pipelines": [entry], **more}
 
 
 def test_Panel_OfABatch_HasItsMessagesAsArrowsAndItsBubble() -> None:
@@ -398,11 +390,10 @@ def test_Panel_OfABatch_HasItsMessagesAsArrowsAndItsBubble() -> None:
     assert arrows(events[:2]) == []  # the op that reads it is missing
 
 
-def test_Command_RecordedPipeline_IsReportedBesideThePrediction(tmp_path, capsys) -> None:
-    _write(tmp_path, 0, FIRST, [*FIRST, *SECOND])
-    _write(tmp_path, 1, SECOND, [])
-    assert command.main(["--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+def test_Command_RecordedPipeline_IsReportedBesideThePrediction(tmp_path, trace) -> None:
+    _write(tmp_path, _record(0, FIRST, [*FIRST, *SECOND]))
+    _write(tmp_path, _record(1, SECOND, []))
+    out = trace()[1]
     assert "pipeline of 2 stages, ranks 0, 1: its last batch took 53.00 ms, predicted 53.00; bubble 52.8 %" in out
     assert "stage 1:     20.00 ms computing, 20.00 predicted" in out and "stages.svg" in out
     rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -410,37 +401,32 @@ def test_Command_RecordedPipeline_IsReportedBesideThePrediction(tmp_path, capsys
     assert len(flows) == 8 and all(row["ts"] >= 0 for row in flows)  # two messages, measured and predicted
     assert (tmp_path / "stages.svg").read_text().count('class="message"') == 4
     assert json.loads((tmp_path / "report.json").read_text())["pipelines"][0]["busy_s"] == {"0": 0.03, "1": 0.02}
+    _write(tmp_path, _record(1, SECOND, [], boot="another"))  # the clocks of two machines are not compared
+    assert "on several machines" in trace()[1] and "measured: pipeline" not in (tmp_path / "stages.svg").read_text()
 
 
-def test_Command_ClocksOfTwoMachines_AreNotCompared(tmp_path, capsys) -> None:
-    _write(tmp_path, 0, FIRST, [*FIRST, *SECOND])
-    _write(tmp_path, 1, SECOND, [], boot="another")
-    assert command.main(["--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "on several machines" in out and "measured: pipeline" not in (tmp_path / "stages.svg").read_text()
-
-
-def test_Command_Moves_AreReported(tmp_path, capsys) -> None:
+def test_Command_Moves_AreReported(tmp_path, trace) -> None:
     for rank, events in enumerate((FIRST, SECOND)):
-        _write(tmp_path, rank, events, [*FIRST, *SECOND] if rank == 0 else [])
-        path = tmp_path / f"rank{rank}-1.json"
         times = {"begin_ns": 5 * MS, "end_ns": (9 + rank) * MS, "commit_s": 0.001 * rank}
         sizes = {"moved": 2, "left_bytes": 1_000_000, "hidden_bytes": 500_000 * rank}
         move = {"what": "experts", "of": "MoE layer 'moe'", "number": 0, **times, **sizes}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "moves": [move]}))
-    assert command.main(["--out", str(tmp_path)]) == 0
+        _write(tmp_path, _record(rank, events, [*FIRST, *SECOND] if rank == 0 else [], moves=[move]))
     line = "0: 2 experts of MoE layer 'moe', 2.00 MB in 5.0 ms, 25 % of it hidden; commit 1.00 ms"
-    assert line in capsys.readouterr().out
+    assert line in trace()[1]
     assert json.loads((tmp_path / "report.json").read_text())["moves"][0]["ranks"] == 2
-    path.write_text(json.dumps({**json.loads(path.read_text()), "moves": [{}]}))
-    assert command.main(["--out", str(tmp_path)]) == 1
-    assert "rank1-1.json: moves: KeyError" in capsys.readouterr().err
 
 
-def test_Record_DamagedPipeline_IsNamed(tmp_path, capsys) -> None:
-    _write(tmp_path, 0, [{"op": "forward"}], [])
-    assert command.main(["--out", str(tmp_path)]) == 1
-    assert "rank0-1.json: pipelines: KeyError" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (_record(0, FIRST, [], moves=[{}]), "rank0-9.json: moves: KeyError"),
+        (_record(0, [{"op": "forward"}], []), "rank0-9.json: pipelines: KeyError"),
+    ],
+)
+def test_Record_DamagedPipelineOrMove_IsNamed(tmp_path, trace, data: dict, text: str) -> None:
+    _write(tmp_path, data)
+    status, _, err = trace()
+    assert status == 1 and text in err
 
 
 def test_Trace_TwoRealRanks_TheirLastTrainingBatchIsReported(tmp_path) -> None:

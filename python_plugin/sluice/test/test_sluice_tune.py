@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sluice import decision_cache, doctor
-from sluice.planning import cached, interference, machines, plan_command, tune_command
+from sluice.planning import machines, plan_command, tune_command
 from sluice.planning.errors import BadInput
 from two_ranks import launcher, output_of, torchrun
 
@@ -15,42 +15,27 @@ HERE = Path(__file__).resolve().parent
 SIZES = ["--model-width", "64", "--hidden-width", "128", "--dtype", "f32", "--seconds", "0.2", "--cache-dir", ""]
 
 
-def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
-    pytest.importorskip("torch")
-    out = tmp_path / "machine.json"
-    model = ["--experts", "4", "--top-k", "2", "--tokens", "256", "--json"]
-    command = [*launcher(), "-m", "sluice", "tune", *SIZES, "--out", str(out), *model]
-    made = json.loads(output_of(tmp_path, *command))
-    assert made["machine"]["world_size"] == 2 and made["machine"]["exchange"]
-    assert (
-        made["machine"]["exchange_contention"]["points"][0][0]
-        == made["machine"]["compute_contention"]["points"][0][0]
-        == 1024
-    )
-    assert made["plan"]["layers"][0]["fits"]
-    assert json.loads(out.read_text()) == made["machine"]
-
-
-def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
-    """Activation, GEMMs and transport come from the configs; `decision_cache_rank.py` runs with the same section."""
+def test_Tune_TwoRanks_MeasureExchangesAndKeepADecision_WithWhichTrainingBegins(tmp_path) -> None:
+    """Activation, GEMMs and transport come from the configs; `layers_rank.py` runs with the same section."""
     pytest.importorskip("torch")
     section = {"enabled": True, "gemm": "native", "tuner": {"decisions": str(tmp_path / "kept.json")}}
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--config", "ds.json", "--keep", "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
-    kept = json.loads(output_of(tmp_path, *torchrun(tmp_path), "-m", "sluice", "tune", *words, *model))["kept"]
+    made = json.loads(output_of(tmp_path, *torchrun(tmp_path), "-m", "sluice", "tune", *words, *model))
+    machine, kept = made["machine"], made["kept"]
+    assert machine["world_size"] == 2 and machine["exchange"] and made["plan"]["layers"][0]["fits"]
+    sizes = [machine[f"{name}_contention"]["points"][0][0] for name in ("exchange", "compute")]
+    assert sizes == [1024, 1024] and json.loads((tmp_path / "machine.json").read_text()) == machine
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
     ((words_of_machine, answers),) = decision_cache.machines(kept["path"]).items()
-    assert (
-        "2 ranks on 1 host; GEMMs native" in words_of_machine
-        and answers == kept["answers"]
-        and answers[-1]["rows"] == 128
-    )
+    assert "2 ranks on 1 host; GEMMs native" in words_of_machine
+    assert answers == kept["answers"] and answers[-1]["rows"] == 128
     # Sets a number that is no run's initial value, so that it can only come from the file.
     answers[-1]["num_chunks"] = 3
     decision_cache.merge(kept["path"], words_of_machine, answers)
-    printed = output_of(tmp_path, *launcher(), str(HERE / "decision_cache_rank.py"), kept["path"])
-    began = json.loads(printed.splitlines()[-1])
+    run = [*launcher(), str(HERE / "layers_rank.py"), "4", "64", "1", "-", "-", kept["path"]]
+    began = json.loads(output_of(tmp_path, *run).splitlines()[-1])
     # The first forward shows the size of batches, and the header of the second one sends it to all ranks.
     assert began["settled"][1:] == [True, True, True] and began["chunks"] == [3, 3, 3, 3]
 
@@ -113,12 +98,12 @@ def test_Interference_IsThePapersGridAndItsRule() -> None:
         {"lane": "compute", "beside": ["comm"], "share": 0.6},
     ]
     share += [{"lane": "comm", "beside": ["copy_out", "compute"], "share": 0.3}]
-    found = interference.alphas({"share": share})
+    found = tune_command.alphas({"share": share})
     assert len(found) == 9 and found["comm", "comp"] == 0.8 and found["comp", "comm"] == 0.6
     assert found["comm", "all"] == 0.3 and found["mem", "comm"] == 1.0
-    assert interference.is_feasible(found)
+    assert tune_command.is_feasible(found)
     share[1]["share"] = 0.5
-    assert not interference.is_feasible(interference.alphas({"share": share}))
+    assert not tune_command.is_feasible(tune_command.alphas({"share": share}))
     lines = "\n".join(tune_command.said(machines.Machine({"name": "x", "share": share}, {}), "m.json"))
     assert "comm keeps 0.80 during comp, 1.00 during mem, 0.30 during all" in lines
     assert "above 0.5: sequential is faster" in lines
@@ -126,8 +111,8 @@ def test_Interference_IsThePapersGridAndItsRule() -> None:
     for size, lane, kept in ((1e5, "copy_out", 0.9), (4e6, "copy_out", 0.7), (4e6, "copy_in", 0.4)):
         share += [{"lane": "compute", "beside": [lane], "share": kept, "bytes": size}]
     by_size = {"share": share[:3], "copy_share": share[3:]}
-    assert interference.alphas(by_size)["comp", "mem"] == 0.7
-    assert interference.alphas(by_size, "copy_out", 1e5)["comp", "mem"] == 0.9
+    assert tune_command.alphas(by_size)["comp", "mem"] == 0.7
+    assert tune_command.alphas(by_size, "copy_out", 1e5)["comp", "mem"] == 0.9
     lines = "\n".join(tune_command.said(machines.Machine({"name": "x", **by_size}, {}), "m.json"))
     assert "while copies of 4e+06 bytes go in: comm keeps 1.00, comp keeps 0.40" in lines
 
@@ -183,7 +168,7 @@ def test_Plan_CachedMachine_IsTheOneMeasuredForSuchLayers(tmp_path, monkeypatch,
     assert "--machine is missing" in capsys.readouterr().err
     # A file of another version is no machine, and is reported.
     for path in tmp_path.glob("machine-*.json"):
-        path.write_text(path.read_text().replace(cached.FORM, "sluice cache 1", 1))
+        path.write_text(path.read_text().replace(machines.FORM, "sluice cache 1", 1))
     assert plan_command.main(["--machine", "cached", *model]) == 2
     assert "there: nothing of this processor" in capsys.readouterr().err
     (finding,) = doctor._calibration()

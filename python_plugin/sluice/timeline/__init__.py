@@ -8,9 +8,8 @@
 Only PNG needs a third-party package, `resvg-py`. Without it the PNG is left out.
 """
 
-from .files import PngUnavailable, write, write_png
+from .files import PngUnavailable, perfetto, write, write_png
 from .model import LANES, Event, Panel, from_trace
-from .perfetto import perfetto
 from .schedule import Prediction, Schedule
 from .slots import Hold, bytes_over_time, occupancy, tensor_bytes
 from .svg import by_chunk, by_op, svg

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 # Tensors of the host, which are not in slots of Sluice.
@@ -107,8 +108,10 @@ def bytes_over_time(holds: Sequence[Hold], slot_bytes: Mapping[str, float]) -> l
         size = slot_bytes.get(hold.tensor, 0)
         changes[hold.begin] = changes.get(hold.begin, 0) + size
         changes[hold.end] = changes.get(hold.end, 0) - size
-    steps, now = [], 0.0
-    for time in sorted(changes):
-        now += changes[time]
-        steps.append((time, now))
-    return steps
+    return levels(changes)
+
+
+def levels(changes: Mapping[float, float]) -> list[tuple[float, float]]:
+    """Returns (time, level from then on) of a level that begins at 0. changes: by time."""
+    times = sorted(changes)
+    return list(zip(times, [*accumulate((changes[time] for time in times), initial=0.0)][1:]))

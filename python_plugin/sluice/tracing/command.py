@@ -21,7 +21,7 @@ from ..planning import machines
 from ..planning.command import parser as parser_of
 from ..planning.errors import BadInput
 from ..planning.planner import Planner
-from . import moves, outside, planned, report, stages, text
+from . import planned, report, stages, text
 from .passes import BadRecord, Pass
 
 EXAMPLE = """examples:
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--out {options.out}: no such folder; give `-- COMMAND` to record one")
     try:
         batches = stages.read(options.out)
-        moved = moves.read(options.out)
+        moved = stages.read_moves(options.out)
         by_rank, alignment = report.read(options.out, may_be_empty=bool(batches))
         passes = report.newest(by_rank, options.steps)
     except BadRecord as error:
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         return 2
     plans = None if planner is None else planned.plan(planner, passes)
     made = report.make(passes, alignment, options.steps, plans)
-    made["outside"] = outside.rows_of(by_rank, options.steps)
+    made["outside"] = report.outside_of(by_rank, options.steps)
     made["memory"] = report.memory_of(options.out)
     if planner is not None:
         made["machine"] = planner.machine.name
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(made, indent=1))
         return 0
     lines = text.lines_of(made, passes) if passes else []
-    for line in [*lines, *stages.lines_of(made.get("pipelines", [])), *moves.lines_of(moved)]:
+    for line in [*lines, *stages.lines_of(made.get("pipelines", [])), *stages.lines_of_moves(moved)]:
         print(line)
     print(f"\n  {options.out}/{{{', '.join(written)}}}")
     if "timeline.svg" in written and "timeline.png" not in written:

@@ -97,13 +97,10 @@ def workload_of(place: Place, passes: Sequence[Pass]) -> Workload | str:
         return "the record lacks the rows that its ranks received"
     mean = sum(rows.values()) / len(rows)
     return Workload(
-        facts["model_width"],
-        facts["hidden_width"],
-        max(1, round(mean / facts["top_k"])),
-        facts["num_experts"],
-        facts["top_k"],
-        len(ranks),
-        DTYPES[facts["dtype"]],
+        **{name: facts[name] for name in FACTS},
+        num_tokens=max(1, round(mean / facts["top_k"])),
+        world_size=len(ranks),
+        dtype=DTYPES[facts["dtype"]],
         gated=bool(facts.get("gated")),
         skew=max(rows.values()) / mean,
         deduplicate=bool(facts.get("deduplicate")) and len(ranks) > 1,

@@ -10,49 +10,26 @@ parameters that cannot be trained on an engine with Sluice (frozen.py).
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
-METHOD = "_configure_optimizer"
 
+def with_ops(call: Callable[[], Any], engine: Any, client_optimizer: Any, model_parameters: Any) -> Any:
+    """Wraps `DeepSpeedEngine._configure_optimizer` (hook.py)."""
+    options = _options(engine)
+    if options is not None and hasattr(engine, "sluice"):
+        from sluice.adapters.deepspeed.frozen import require_trained
 
-def install(engine_module: ModuleType) -> None:
-    """Wraps the engine's method, once. Raises if this DeepSpeed does not have it; the loader reports that."""
-    cls = engine_module.DeepSpeedEngine
-    original = getattr(cls, METHOD, None)
-    if original is None:
-        raise RuntimeError(f"this DeepSpeed has no DeepSpeedEngine.{METHOD}, so its config cannot switch the optimizer")
-    if hasattr(original, "_sluice_original"):
-        return
+        require_trained(engine, client_optimizer, model_parameters, options.timeout)
+    if options is None or not options.optimizer:
+        return call()
+    with _ops_in_place() as (cpu, fused):
+        _replace(client_optimizer, cpu, fused)
+        result = call()
+    from sluice.adapters.deepspeed.optimizer import offload_step
 
-    @functools.wraps(original)
-    def _configure_optimizer(self: Any, client_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        options = _options(self)
-        if options is not None and hasattr(self, "sluice") and args:
-            from sluice.adapters.deepspeed.frozen import require_trained
-
-            require_trained(self, client_optimizer, args[0], options.timeout)
-        if options is None or not options.optimizer:
-            return original(self, client_optimizer, *args, **kwargs)
-        with _ops_in_place() as (cpu, fused):
-            _replace(client_optimizer, cpu, fused)
-            result = original(self, client_optimizer, *args, **kwargs)
-        from sluice.adapters.deepspeed.optimizer import offload_step
-
-        offload_step.install(self.optimizer, cpu)
-        return result
-
-    _configure_optimizer._sluice_original = original  # type: ignore[attr-defined]
-    setattr(cls, METHOD, _configure_optimizer)
-
-
-def uninstall(engine_module: ModuleType) -> None:
-    """Restores the host's own method. Existing optimizers keep their ops."""
-    original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
-    if original is not None:
-        setattr(engine_module.DeepSpeedEngine, METHOD, original)
+    offload_step.install(engine.optimizer, cpu)
+    return result
 
 
 def _options(engine: Any) -> Any:
@@ -81,8 +58,7 @@ def _replace(optimizer: Any, cpu: Any, fused: Any) -> None:
 @contextlib.contextmanager
 def _ops_in_place() -> Iterator[tuple[Any, Any]]:
     """Yields Sluice's ops, which a DeepSpeedCPUAdam or FusedAdam constructed inside this context loads."""
-    from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
-    from sluice.adapters.deepspeed.optimizer.fused_adam import FusedAdamOp
+    from sluice.adapters.deepspeed.optimizer.adam_ops import CpuAdamOp, FusedAdamOp
 
     from deepspeed.ops.adam import cpu_adam, fused_adam
 

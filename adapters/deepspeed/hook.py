@@ -10,129 +10,103 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from sluice.adapters.deepspeed import adam_hook
 
 METHOD = "_configure_distributed_model"
-LAST_METHOD = "_configure_checkpointing"  # then the optimizer exists, and nothing has run
 
 
-# Runs the optimizer's step, zeroes gradients, and counts steps.
-UPDATE = "_take_model_step"
-CLIPPING = "clip_fp32_gradients"
+def _with_layers(call: Callable[[], Any], engine: Any, *_: Any, **__: Any) -> Any:
+    result = call()
+    apply(engine)
+    return result
 
 
-# Methods whose files number experts by position, and that all ranks call -> whether experts move back afterwards.
-CHECKPOINTS = {"save_checkpoint": True, "load_checkpoint": False, "save_16bit_model": True}
+def _at_home(and_back: bool) -> Callable[..., Any]:
+    """Returns the wrapper of a method whose files number experts by position, and that all ranks call. The method runs
+    with all experts on the ranks where the host expects them; and_back: afterwards they return."""
 
-
-def _at_home(original: Any, and_back: bool) -> Any:
-    """Wraps a method so that it runs with all experts on the ranks where the host expects them."""
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = getattr(self, "sluice", None)
+    def wrapper(call: Callable[[], Any], engine: Any, *_: Any, **__: Any) -> Any:
+        handle = getattr(engine, "sluice", None)
         if handle is not None and handle.pipeline is not None and not and_back:
             handle.pipeline.live.cancel("a checkpoint is loaded")
         if handle is None or not handle.layers:
-            return original(self, *args, **kwargs)
+            return call()
         with handle.at_home(and_back):
-            return original(self, *args, **kwargs)
+            return call()
 
-    method._sluice_original = original  # type: ignore[attr-defined]
-    return method
-
-
-def _with_moves(original: Any) -> Any:
-    """Wraps the optimizer step: before it, experts in transit take their new ranks; after it, new moves start."""
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        decider = getattr(getattr(self, "sluice", None), "decider", None)
-        if decider is not None:
-            decider.before_step()
-        result = original(self, *args, **kwargs)
-        if decider is not None:
-            decider.after_step()
-        return result
-
-    method._sluice_original = original  # type: ignore[attr-defined]
-    return method
+    return wrapper
 
 
-def _with_norm(original: Any) -> Any:
-    """Wraps the clipping of f32 gradients, by a norm that does not depend on the placement of experts."""
-
-    @functools.wraps(original)
-    def method(self: Any) -> Any:
-        if getattr(self, "sluice", None) is None:
-            return original(self)
-        from sluice.adapters.deepspeed import clip_norm
-
-        return clip_norm.clip(self, lambda: original(self))
-
-    method._sluice_original = original  # type: ignore[attr-defined]
-    return method
+def _with_moves(call: Callable[[], Any], engine: Any, *_: Any, **__: Any) -> Any:
+    """Before the optimizer's step, experts in transit take their new ranks; after it, new moves start."""
+    decider = getattr(getattr(engine, "sluice", None), "decider", None)
+    if decider is None:
+        return call()
+    decider.before_step()
+    result = call()
+    decider.after_step()
+    return result
 
 
-def _with_start(original: Any) -> Any:
-    """Wraps a method: before it, a pipeline's layers move to the stages of the plan, and an optimizer whose experts
-    cannot be moved is refused."""
+def _with_norm(call: Callable[[], Any], engine: Any) -> Any:
+    """Clips f32 gradients by a norm that does not depend on the placement of experts."""
+    if getattr(engine, "sluice", None) is None:
+        return call()
+    from sluice.adapters.deepspeed import clip_norm
 
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = getattr(self, "sluice", None)
-        if handle is not None and handle.pipeline is not None:
-            handle.pipeline.start_plan(self)
-        if handle is not None and handle.decider is not None:
-            try:
-                handle.decider.start()
-            except BaseException:
-                handle.unswap()
-                raise
-        return original(self, *args, **kwargs)
+    return clip_norm.clip(engine, call)
 
-    method._sluice_original = original  # type: ignore[attr-defined]
-    return method
+
+def _with_start(call: Callable[[], Any], engine: Any, *_: Any, **__: Any) -> Any:
+    """When the optimizer exists and nothing has run, a pipeline's layers move to the stages of the plan, and an
+    optimizer whose experts cannot be moved is refused."""
+    handle = getattr(engine, "sluice", None)
+    if handle is not None and handle.pipeline is not None:
+        handle.pipeline.start_plan(engine)
+    if handle is not None and handle.decider is not None:
+        try:
+            handle.decider.start()
+        except BaseException:
+            handle.unswap()
+            raise
+    return call()
+
+
+# The wrapper of each method, called with the host's method with its arguments, with the engine, and with the arguments.
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    METHOD: _with_layers,
+    "_configure_checkpointing": _with_start,
+    "save_checkpoint": _at_home(True),
+    "load_checkpoint": _at_home(False),
+    "save_16bit_model": _at_home(True),
+    "_take_model_step": _with_moves,  # runs the optimizer's step, zeroes gradients, and counts steps
+    "clip_fp32_gradients": _with_norm,
+    "_configure_optimizer": adam_hook.with_ops,
+}
 
 
 def install(engine_module: ModuleType) -> None:
-    """Wraps the methods, once. Raises if this DeepSpeed does not have the first; the loader reports that."""
+    """Wraps the methods, once. Raises if this DeepSpeed does not have one; the loader reports that."""
     cls = engine_module.DeepSpeedEngine
-    original = getattr(cls, METHOD, None)
-    if original is None:
-        raise RuntimeError(f"this DeepSpeed has no DeepSpeedEngine.{METHOD}, so its config cannot switch Sluice on")
-    if hasattr(original, "_sluice_original"):
+    if hasattr(getattr(cls, METHOD, None), "_sluice_original"):
         return
+    for name, wrapper in WRAPPERS.items():
+        if not hasattr(cls, name):
+            raise RuntimeError(f"this DeepSpeed has no DeepSpeedEngine.{name}, so its config cannot switch Sluice on")
+        setattr(cls, name, _wrapped(getattr(cls, name), wrapper))
 
+
+def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Any:
     @functools.wraps(original)
-    def _configure_distributed_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        apply(self)
-        return result
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(functools.partial(original, self, *args, **kwargs), self, *args, **kwargs)
 
-    _configure_distributed_model._sluice_original = original  # type: ignore[attr-defined]
-    setattr(cls, METHOD, _configure_distributed_model)
-    setattr(cls, LAST_METHOD, _with_start(getattr(cls, LAST_METHOD)))
-    for name, and_back in CHECKPOINTS.items():
-        setattr(cls, name, _at_home(getattr(cls, name), and_back))
-    setattr(cls, UPDATE, _with_moves(getattr(cls, UPDATE)))
-    setattr(cls, CLIPPING, _with_norm(getattr(cls, CLIPPING)))
-    adam_hook.install(engine_module)
-
-
-def uninstall(engine_module: ModuleType) -> None:
-    """Restores the host's own methods. Existing engines keep their swapped layers."""
-    original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
-    if original is not None:
-        setattr(engine_module.DeepSpeedEngine, METHOD, original)
-    for name in (*CHECKPOINTS, UPDATE, CLIPPING, LAST_METHOD):
-        wrapped = getattr(getattr(engine_module.DeepSpeedEngine, name), "_sluice_original", None)
-        if wrapped is not None:
-            setattr(engine_module.DeepSpeedEngine, name, wrapped)
-    adam_hook.uninstall(engine_module)
+    method._sluice_original = original  # type: ignore[attr-defined]
+    return method
 
 
 def apply(engine: Any) -> None:

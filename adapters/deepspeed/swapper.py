@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from sluice import layer_lookup, version
 from sluice.adapters.common import agree, shares
+from sluice.adapters.common.contexts import OwnContext
 from sluice.adapters.deepspeed.clip_norm import TRUE
 from sluice.adapters.deepspeed.moe import kinds, moving, other_stage
-from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend
 from sluice.adapters.deepspeed.moe.finding import Finding
 from sluice.adapters.deepspeed.moe.runners import Runners
 from sluice.adapters.deepspeed.pipeline import moving_layers
@@ -60,7 +60,7 @@ class Handle:
         self.decider: Decider | None = None  # decides the placement of experts
         self.engine: Callable[[], Any] = lambda: None  # returns the engine of a pipeline
         self.experts: Any = other_stage  # moves the MoE layers within layers, for pipeline/moving_layers.py
-        self.backends: dict[shares.Place, EngineBackend] = {}
+        self.backends: dict[shares.Place, OwnContext] = {}
         self.families: dict[shares.Place, list[Runners]] = {}  # the layers that share a backend
 
     def move_experts(
@@ -195,7 +195,7 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             where = (ranks, finding.device)
             if where not in handle.backends:
                 own = shares.options_of(options, findings, where, functools.partial(_least, ranks, options.timeout))
-                handle.backends[where] = EngineBackend(ranks, own, finding.device)
+                handle.backends[where] = OwnContext(ranks, own, finding.device)
                 if own.shared_memory_budget is not None and sharing is not None:
                     sharing.add(where, handle.backends[where].context, handle.families.setdefault(where, []))
             family = handle.families.setdefault(where, [])

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers for AutoEP's presets."""
+"""Tiny models of transformers for AutoEP's presets.
+
+DeepSpeed 0.19.8 uses class names as keys of transformers' registry of recorded outputs. Since 5.23 the registry accepts
+only models, so stock fails to replace blocks of Mixtral and Qwen models. Here it accepts both. Neither host is changed
+otherwise.
+"""
 
 from typing import Any
 
-import recorder_registry
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
@@ -12,8 +16,25 @@ from transformers.models.mixtral import MixtralConfig
 from transformers.models.qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.utils import output_capturing
 
-recorder_registry.install()
+_Own: Any = type(output_capturing._CAN_RECORD_REGISTRY)
+
+
+class _Registry(_Own):
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, str):
+            dict.__setitem__(self, key, value)
+        else:
+            super().__setitem__(key, value)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return dict.get(self, key, default) if isinstance(key, str) else super().get(key)
+
+
+# In place, because other modules have imported the object. Before 5.23 it is a plain dict.
+if _Own is not dict:
+    output_capturing._CAN_RECORD_REGISTRY.__class__ = _Registry
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 32,

@@ -12,10 +12,9 @@ import autoep_models as models
 import sluice
 import torch
 import torch.distributed as dist
-from cases_traps import cross_loaded
+from cases_traps import cross_loaded, errs
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
-from ds_models import said
 from sluice.adapters.deepspeed import swap
 from sluice.config import Options
 
@@ -64,6 +63,13 @@ def _loss(host: Any, step: int = 0) -> torch.Tensor:
     return host(input_ids=ids, labels=ids, use_cache=False).loss
 
 
+def one_step(host: Any, number: int) -> torch.Tensor:
+    """Runs a forward and a backward, and returns the loss."""
+    loss = _loss(host, number)
+    host.backward(loss)
+    return loss.detach()
+
+
 def refused(what: str, policy: str) -> Any:
     """Returns the result of swapping invalid layers: [number of layers on Sluice, reasons], or [error type, text]."""
     config, section = {}, {}
@@ -92,28 +98,11 @@ def refused(what: str, policy: str) -> Any:
         return [type(error).__name__, str(error)]
 
 
-def one_rank_refuses() -> str:
-    """Rank 1 has a wrong width. It gets its own error, rank 0 an error that names rank 1, and the group continues."""
+def rank_errs(how: str) -> str:
+    """See cases_traps.rank_errs."""
     host = _engine()
     layer = _layer(host)
-    width = 32 + (4 if dist.get_rank() == 1 else 0)
-    text = said(lambda: layer(torch.randn(2, 4, width)))
-    layer(torch.randn(2, 4, 32))
-    host.sluice.unswap()
-    return text
-
-
-def container_hooked_after_the_swap() -> str:
-    """Returns the error of each rank when rank 1 hooks the container of experts, which is no longer called."""
-    host = _engine()
-    layer = _layer(host)
-    x = torch.randn(2, 4, 32)
-    layer(x)
-    hook = layer.experts.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
-    text = said(lambda: layer(x))
-    if hook is not None:
-        hook.remove()
-    layer(x)
+    text = errs(layer, lambda width: layer(torch.randn(2, 4, width)), 32, how)
     host.sluice.unswap()
     return text
 
@@ -146,9 +135,4 @@ def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
         model = models.build("deepseek_v3", 3 if name == writer else 4)
         return models.engine(model, models.expert_parallel("deepseek_v3"), sections[name], **config)
 
-    def step(host: Any, number: int) -> torch.Tensor:
-        loss = _loss(host, number)
-        host.backward(loss)
-        return loss.detach()
-
-    return cross_loaded(make, step, folder, writer)
+    return cross_loaded(make, one_step, folder, writer)

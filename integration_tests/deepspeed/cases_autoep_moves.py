@@ -4,21 +4,14 @@ moves."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 from typing import Any
-from unittest.mock import patch
 
 import autoep_models as models
 import torch
-import torch.distributed as dist
-from cases_placement import UNCLIPPED, differing_files, shuffle, still_and_moved
+from cases_autoep import one_step
+from cases_placement import SECTION, UNCLIPPED, checkpoint_files, still_and_moved
 from ds_models import go_home
-from shuffles import PROMISES_BITS
-from sluice.adapters.deepspeed.moe.autoep_state import AutoEPState
-
-SECTION = {**models.SLUICE, **PROMISES_BITS}
 
 
 def moved_training(
@@ -27,14 +20,11 @@ def moved_training(
     every: int,
     size: int = 2,
     shape: dict[str, int] | None = None,
-    stale: bool = False,
     **how: Any,
 ) -> list[dict[str, Any]]:
-    """Runs `still_and_moved` with AutoEP layers. stale: the engine does not learn of a move."""
+    """Runs `still_and_moved` with AutoEP layers."""
     training = functools.partial(models.train, kind, steps, SECTION, section={"autoep_size": size}, shape=shape)
-    only_noted = patch.object(AutoEPState, "replace_experts", lambda state, new: setattr(state, "placement", new))
-    with only_noted if stale else contextlib.nullcontext():
-        return still_and_moved(training, steps, every, **how)
+    return still_and_moved(training, steps, every, **how)
 
 
 def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
@@ -62,26 +52,10 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
     return [still, moved, reports]
 
 
-def checkpoints(kind: str, folder: str, config: dict[str, Any]) -> list[str]:
-    """Returns the checkpoint files that differ between a run with moved experts and a run without moves."""
-    hosts = {
-        name: models.engine(models.build(kind), models.expert_parallel(kind), SECTION, **{**UNCLIPPED, **config})
-        for name in ("still", "moved")
-    }
-    for step in range(4):
-        for host in hosts.values():
-            ids = models.batch(step)
-            host.backward(host(input_ids=ids, labels=ids, use_cache=False).loss)
-            host.step()
-        shuffle(hosts["moved"], step)
-    for name, host in hosts.items():
-        host.save_checkpoint(os.path.join(folder, name), tag="x")
-    dist.barrier()
-    files, differ = differing_files(folder)
-    go_home(hosts["moved"])
-    for host in hosts.values():
-        host.sluice.unswap()
-        host.destroy()
-    dist.barrier()
-    assert files
-    return differ
+def checkpoints(kind: str, folder: str, config: dict[str, Any]) -> Any:
+    """Runs `checkpoint_files` with AutoEP layers."""
+
+    def make(section: dict[str, Any] | None) -> Any:
+        return models.engine(models.build(kind), models.expert_parallel(kind), section, **{**UNCLIPPED, **config})
+
+    return checkpoint_files(make, one_step, folder)

@@ -21,7 +21,7 @@ from sluice.adapters.common.migration import background
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.deepspeed.moe import deciding
-from sluice.adapters.deepspeed.moe.state import LayerState
+from sluice.adapters.deepspeed.moe.layer import LayerState
 from sluice.planning.placement import PlacementPlan
 
 # With these options every move pays.

@@ -126,9 +126,7 @@ def moved(
 
 def _still(job: dict[str, Any], steps: int) -> list[float]:
     """Returns the losses of a training without moves."""
-    made = unclipped(TWO_IN_FLIGHT, **job)
-    losses = made.train(range(steps))
-    made.end()
+    losses: list[float] = trained(steps, 0, pipeline=TWO_IN_FLIGHT, **job)["losses"]
     return losses
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import cases_pipe
 import torch
 import torch.distributed as dist
 from cases_pipe import Job, _bits, unclipped
@@ -30,21 +31,6 @@ def _drawn(job: Job, seed: int) -> list[int]:
     return [0, *sorted(drawn.sample(range(1, last), job.stages - 1)), count]
 
 
-def _forgetting(what: str) -> contextlib.AbstractContextManager[Any]:
-    """Makes the host faulty, so that it does not install this state of an arrived layer. "": all state."""
-    kept_of = moving_layers._kept_of
-
-    def forgetful(function: Any, content: dict[str, Any]) -> Any:
-        found = kept_of(function, content)
-        for _, state in found.values():
-            for key, value in state.items():
-                if (what == "step") == (key == "step") and what and isinstance(value, torch.Tensor):
-                    value.zero_()
-        return found
-
-    return patch.object(moving_layers, "_kept_of", forgetful)
-
-
 def trained(
     steps: int,
     every: int,
@@ -54,33 +40,33 @@ def trained(
     **job: Any,
 ) -> dict[str, Any]:
     """Trains. every: batches between two moves; 0: no moves. draw: the partition of a move, by its step."""
-    made = unclipped(pipeline or {}, **job)
-    home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
-    torch.manual_seed(5)
-    held = made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module
-    for step in range(steps):
-        parts = None
+    wanted: dict[int, list[int]] = {}  # by the number of steps until then
+    counts: list[int] = []
+    held: list[Any] = []
+
+    def objects(engine: Any) -> Any:
+        return engine.optimizer, engine.optimizer.param_groups[0], engine.module
+
+    def move(made: Job, step: int) -> None:
+        held.append(objects(made.engine))
         if every and step % every == every - 1:
-            parts = draw(made, step)
+            parts = wanted[step + 1] = draw(made, step)
             moves = made.engine.sluice.move_layers(parts, live=live)
-            moved += sum(made.engine.stage_id in (source, target) for _, source, target in moves)
+            counts.append(sum(made.engine.stage_id in (source, target) for _, source, target in moves))
             assert (list(made.engine.module.parts) == parts) != live
-        losses += made.train(range(step, step + 1))
-        assert parts is None or list(made.engine.module.parts) == parts
-    away = made.evaluate(100)
-    made.engine.sluice.move_layers(home)
-    same = held == (made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module)
-    found = {"losses": losses, "away": away, "moved": moved, "same": same, **made.state()}
-    found["live"] = made.engine.sluice.pipeline.stats()["live"]
-    made.end()
-    return found
+
+    def end(made: Job) -> dict[str, Any]:
+        return {"same": held[0] == objects(made.engine), "moved": sum(counts)}
+
+    found = cases_pipe.trained(steps, pipeline or {}, move, end, **job)
+    assert all(found["been"][number] == parts for number, parts in wanted.items())
+    del found["random"]  # DeepSpeed seeds each layer, so it depends on the stage's last layer
+    return {**found, "live": found["stats"]["live"]}
 
 
-def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str, Any]]:
+def moved(steps: int, every: int, **job: Any) -> list[dict[str, Any]]:
     """Returns [unmoved, moved]."""
-    still = trained(steps, 0, **job)
-    with _forgetting(forget):
-        return [still, trained(steps, every, **job)]
+    return [trained(steps, each, **job) for each in (0, every)]
 
 
 def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[Any]:
@@ -105,7 +91,7 @@ def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[An
         guarded = not by_hand or said(engine.optimizer.state_dict).startswith("InvalidState")
         go_home(engine)
         state = {**made.state(), "layers": names, "experts": engine.num_experts, "guarded": guarded}
-        found.append({"losses": losses, "away": made.evaluate(100), "placed": placed, **state})
+        found.append({"losses": losses, "evaluations": made.evaluate(100), "placed": placed, **state})
         made.end()
     return found
 
@@ -134,7 +120,7 @@ def decided(seconds: list[float], groups_named: str | None = None, **job: Any) -
             more["sizes"] = made.engine.sluice.pipeline._watch._sizes if "plan" in plan else []
             if not made.engine.sluice.options.memory_budget:
                 made.engine.sluice.move_layers([0, 3, 6])
-            found.append({"losses": losses, "away": made.evaluate(100), **made.state(), **more})
+            found.append({"losses": losses, "evaluations": made.evaluate(100), **made.state(), **more})
             made.end()
     return found
 
@@ -223,6 +209,7 @@ def refused(
     own_parts: Sequence[int] | None = None,
     hook: bool = False,
     groups_named: str | None = None,
+    other_step: bool = False,
     live: bool = False,
     twice: bool = False,
     buffers: str = "",
@@ -231,9 +218,9 @@ def refused(
 ) -> list[Any]:
     """Returns [errors, whether anything has changed, later losses]. own_parts: a different request on rank 1.
     groups_named: the name of stage 1's expert groups during the request. (DeepSpeed itself cannot make other groups on
-    one stage: it numbers them on each rank, and the numbers meet in one store.) live: a move during a batch, after one
-    batch. twice: after a move in flight. buffers: a layer has a buffer, which is "written", or "unknown" as there was
-    no batch."""
+    one stage: it numbers them on each rank, and the numbers meet in one store.) other_step: rank 1's optimizer has
+    counted another step. live: a move during a batch, after one batch. twice: after a move in flight. buffers: a layer
+    has a buffer, which is "written", or "unknown" as there was no batch."""
     made = unclipped(pipeline or {}, **{"stages": dist.get_world_size(), **job})
     module = made.engine.module
     if buffers and made.engine.stage_id == 0:
@@ -244,8 +231,10 @@ def refused(
             layer.forward = lambda x: (layer.count.add_(1), inner(x))[1]
     if hook:
         list(module.children())[-1].register_forward_hook(lambda *_: None)
-    if live and buffers != "unknown":
+    if (live and buffers != "unknown") or other_step:
         made.train(range(1))
+    if other_step and dist.get_rank() == 1:
+        next(iter(made.engine.optimizer.optimizer.state.values()))["step"] += 1
     if twice:
         made.engine.sluice.move_layers(parts, live=True)
     before = _bits(dict(module.named_parameters())), list(module.parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +15,7 @@ import ds_models
 import pipe_models as models
 import torch
 from deepspeed.runtime.pipe import p2p
+from sluice.adapters.deepspeed.pipeline import stage_module
 
 MICRO_BATCHES = 4
 
@@ -120,24 +121,42 @@ def unclipped(pipeline: dict[str, Any] | None, **job: Any) -> Job:
     return Job(pipeline=pipeline, **{**job, "config": {"gradient_clipping": 0.0, **job.get("config", {})}})
 
 
-def _one(steps: int, pipeline: dict[str, Any] | None, evaluates: bool, **job: Any) -> dict[str, Any]:
-    made = Job(pipeline=pipeline, **job)
+def trained(
+    steps: int,
+    pipeline: dict[str, Any] | None,
+    before: Callable[[Job, int], None] = lambda made, step: None,
+    at_end: Callable[[Job], dict[str, Any]] = lambda made: {},
+    evaluated: Sequence[int] = (MICRO_BATCHES,),
+    make: Callable[..., Job] = unclipped,
+    **job: Any,
+) -> dict[str, Any]:
+    """Trains one side, and returns values for the comparison with another. Layers that have moved are home at the end.
+
+    before: called before each step. at_end: called after the evaluations, of these numbers of micro-batches; its values
+    are returned too. "been": the partitions, at first and after each step
+    """
+    made = make(pipeline=pipeline, **job)
+    found: dict[str, Any] = {"losses": [], "been": [list(stage_module.parts_of(made.engine.module))]}
     torch.manual_seed(5)
     with _messages_counted() as count:
-        losses = made.train(range(steps))
-        evaluations = [made.evaluate(100, each) for each in (MICRO_BATCHES, 1, 7)] if evaluates else []
-        losses += made.train(range(steps, steps + 1)) if evaluates else []
-    found: dict[str, Any] = {"losses": losses, "evaluations": evaluations, "messages": count[0], **made.state()}
-    found["random"] = _bits(torch.random.get_rng_state())
+        for step in range(steps):
+            before(made, step)
+            found["losses"] += made.train(range(step, step + 1))
+            found["been"].append(list(stage_module.parts_of(made.engine.module)))
+        found["evaluations"] = [made.evaluate(100, each) for each in evaluated]
+    found |= {"messages": count[0], "random": _bits(torch.random.get_rng_state()), **at_end(made)}
     if pipeline is not None:
         found["stats"] = made.engine.sluice.pipeline.stats()
+        if found["been"][-1] != found["been"][0]:
+            made.engine.sluice.move_layers(found["been"][0])
+    found |= made.state()
     made.end()
     return found
 
 
-def parity(steps: int, pipeline: dict[str, Any], evaluates: bool = False, **job: Any) -> list[dict[str, Any]]:
+def parity(steps: int, pipeline: dict[str, Any], **job: Any) -> list[dict[str, Any]]:
     """Returns [stock, through Sluice]."""
-    return [_one(steps, each, evaluates, **job) for each in (None, pipeline)]
+    return [trained(steps, each, make=Job, **job) for each in (None, pipeline)]
 
 
 def monitored(folder: str) -> list[list[str]]:
@@ -157,7 +176,7 @@ def monitored(folder: str) -> list[list[str]]:
 
 def alone(steps: int, pipeline: dict[str, Any], **job: Any) -> dict[str, Any]:
     """Returns the results of training through Sluice, and of the same layers in one process with plain torch."""
-    found = _one(steps, pipeline, False, **job)
+    found = trained(steps, pipeline, make=Job, **job)
     return {**found, "torch": _in_one_process(steps, job["kind"])}
 
 

@@ -25,16 +25,19 @@ State = tuple[
 ]  # data passed between stages: hidden rows, and the gates' losses so far as [1]
 
 
-class First(nn.Module):
-    """The first layer of the pipe."""
+class Dense(nn.Module):
+    """A layer without experts: the first of the pipe, the last one, or one between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str) -> None:
         super().__init__()
-        self.linear = nn.Linear(models.WIDTH, models.WIDTH)
+        self.place, self.linear = place, nn.Linear(models.WIDTH, models.WIDTH)
 
-    def forward(self, x: torch.Tensor) -> State:
-        h = torch.tanh(self.linear(x))
-        return h, h.new_zeros(1) + 0.0 * h.sum()  # with a graph: each received tensor gets a gradient
+    def forward(self, state: Any) -> State:
+        if self.place == "first":
+            h = torch.tanh(self.linear(state))
+            return h, h.new_zeros(1) + 0.0 * h.sum()  # with a graph: each received tensor gets a gradient
+        h, aux = state
+        return self.linear(h) if self.place == "last" else h + torch.tanh(self.linear(h)), aux
 
 
 class Block(nn.Module):
@@ -50,38 +53,16 @@ class Block(nn.Module):
         return h + out, aux + 0.01 * own
 
 
-class Plain(nn.Module):
-    """A layer without experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(models.WIDTH, models.WIDTH)
-
-    def forward(self, state: State) -> State:
-        h, aux = state
-        return h + torch.tanh(self.linear(h)), aux
-
-
-class Last(nn.Module):
-    """The last layer of the pipe."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(models.WIDTH, models.WIDTH)
-
-    def forward(self, state: State) -> State:
-        h, aux = state
-        return self.linear(h), aux
-
-
 def _loss(outputs: State, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(outputs[0], target, reduction="sum") / 64 + outputs[1].sum()
 
 
 def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
-    """Returns First, the blocks (None: a plain layer), Last. Experts differ, and are the same in every run."""
+    """Returns a pipe of dense layers with these blocks between them (None: a dense layer). Experts differ, and are the
+    same in every run."""
     torch.manual_seed(0)
-    layers: list[nn.Module] = [First(), *(Plain() if block is None else Block(block) for block in blocks), Last()]
+    between = (Dense("between") if block is None else Block(block) for block in blocks)
+    layers: list[nn.Module] = [Dense("first"), *between, Dense("last")]
     for layer in layers:
         if isinstance(layer, Block):
             experts = layer.moe.deepspeed_moe.experts.deepspeed_experts

@@ -20,13 +20,13 @@ from deepspeed.profiling.flops_profiler import FlopsProfiler
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime import utils
 from ds_models import SLUICE, batch, build, ds_config, engine, go_home, said, train
-from shuffles import PROMISES_BITS, bits, copied, forgetting, shuffled, state_bits
+from shuffles import PROMISES_BITS, bits, copied, shuffled, state_bits
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.deepspeed.moe import moving
-from sluice.adapters.deepspeed.moe.state import LayerState
+from sluice.adapters.deepspeed.moe.layer import LayerState
 from sluice.errors import Unsupported
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
@@ -55,14 +55,11 @@ def still_and_moved(
     steps: int,
     every: int,
     config: dict[str, Any] | None = None,
-    forget: str = "",
-    is_left_out: bool = False,
     frozen: tuple[int, int] = (-1, -1),
 ) -> list[dict[str, Any]]:
     """Returns [unmoved, moved]: the results of `train`. Experts move before the optimizer's step, so that gradients
     move too. Under ZeRO and the bf16 optimizers they move before the next forward, when there are no gradients. At the
-    end they are home. forget: state that does not move, as with a faulty host, or arrives as zeros (not is_left_out).
-    frozen: experts are frozen from the first step until the second."""
+    end they are home. frozen: experts are frozen from the first step until the second."""
     config = {**UNCLIPPED, **(config or {})}
     after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
     micro_steps = config.get("gradient_accumulation_steps", 1) if after_update else 1
@@ -90,8 +87,7 @@ def still_and_moved(
             move(host, step)
 
     still = train(config=config, before=freeze)
-    with forgetting(forget, is_left_out):
-        moved = train(config=config, before=freeze_and_move, check=None if after_update else move)
+    moved = train(config=config, before=freeze_and_move, check=None if after_update else move)
     return [still, {**moved, "moves": moves}]
 
 
@@ -106,7 +102,7 @@ def moved_training(
     """Runs `still_and_moved` with DeepSpeed's own layers."""
     section = {**SECTION, **(options or {})}
     training = functools.partial(train, layers, steps, section, dtype=dtype, at_end=kept_bits)
-    return still_and_moved(training, steps, every, is_left_out=True, **how)
+    return still_and_moved(training, steps, every, **how)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -120,43 +116,44 @@ def _same(one: Any, other: Any) -> bool:
     return True  # ignores names, versions and paths
 
 
-def differing_files(folder: str) -> tuple[list[str], list[str]]:
-    """Returns the checkpoint files of an unmoved and a moved training, and those that differ."""
-    files = sorted(os.listdir(os.path.join(folder, "still", "x")))
+def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
+    """Runs `checkpoint_files` with DeepSpeed's own layers."""
 
-    def read(name: str, file: str) -> Any:
-        return torch.load(os.path.join(folder, name, "x", file), weights_only=False, map_location="cpu")
+    def make(section: dict[str, Any] | None) -> Any:
+        return engine(build(layers), ds_config(**UNCLIPPED, **config), section)
 
-    return files, [file for file in files if not _same(read("still", file), read("moved", file))]
+    return checkpoint_files(make, _one_step, folder)
 
 
-def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Any:
-    """Returns [checkpoint files, those that differ if experts have moved, later losses]."""
+def checkpoint_files(
+    make: Callable[[dict[str, Any] | None], Any], step: Callable[[Any, int], torch.Tensor], folder: str
+) -> tuple[list[str], list[str], dict[str, list[float]]]:
+    """Returns checkpoint files, those that differ if experts have moved, and later losses, also of engines that have
+    loaded the files. make: makes an engine with this section; step: runs a forward and a backward"""
     names = ("still", "moved", "stock", "back")
-    hosts = {
-        name: engine(build(layers), ds_config(**UNCLIPPED, **(config or {})), None if name == "stock" else SECTION)
-        for name in names
-    }
-    for step in range(4):
+    hosts = {name: make(None if name == "stock" else SECTION) for name in names}
+    for number in range(4):
         for name in ("still", "moved"):
-            _one_step(hosts[name], step)
+            step(hosts[name], number)
             hosts[name].step()
-        shuffle(hosts["moved"], step)
+        shuffle(hosts["moved"], number)
     lay = [layer._sluice.placement for layer in hosts["moved"].sluice.layers]
     for name in ("still", "moved"):
         hosts[name].save_checkpoint(os.path.join(folder, name), tag="x")
     assert [layer._sluice.placement for layer in hosts["moved"].sluice.layers] == lay, "they did not go back"
     dist.barrier()
-    files, differ = differing_files(folder)
+    files = sorted(os.listdir(os.path.join(folder, "still", "x")))
+    read = functools.partial(torch.load, weights_only=False, map_location="cpu")
+    pairs = {file: [read(os.path.join(folder, name, "x", file)) for name in ("still", "moved")] for file in files}
     shuffle(hosts["back"], 9)  # the load must move the experts home
     for name in ("stock", "back"):
         path, _ = hosts[name].load_checkpoint(os.path.join(folder, "moved"), tag="x")
         assert path is not None
     assert not any(moving.has_moved(layer) for layer in hosts["back"].sluice.layers)
     losses: dict[str, list[float]] = {name: [] for name in names}
-    for step in range(4, 8):
+    for number in range(4, 8):
         for name, host in hosts.items():
-            losses[name].append(float(_one_step(host, step)))
+            losses[name].append(float(step(host, number)))
             host.step()
     go_home(hosts["moved"])
     for name, host in hosts.items():
@@ -164,7 +161,7 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
             host.sluice.unswap()
         host.destroy()
     dist.barrier()
-    return [files, differ, losses]
+    return files, [file for file, pair in pairs.items() if not _same(*pair)], losses
 
 
 def refusals() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from cases_pipe import Job, unclipped
+from cases_pipe import Job, trained, unclipped
 from ds_models import said
 from pipe_models import Switched
 from replaced_collectives import noted_collectives
@@ -18,65 +18,53 @@ from sluice.adapters.torch import offloaded as model_offloaded
 from sluice.planning import stages_chosen
 
 
-def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, Any]:
-    """Trains one side. plan: the "pipeline" section; None: stock."""
-    made = unclipped(plan, **job)
-    found: dict[str, Any] = {"parts": [int(bound) for bound in made.engine.module.parts]}
-    torch.manual_seed(5)
-    counts = _count_forwards(made.engine.module)
-    found["losses"] = made.train(range(steps))
-    found["forwards"] = {name: count[0] for name, count in counts.items()}
-    found["evaluations"] = made.evaluate(100)
-    found.update(made.state())
-    made.end()
-    return found
-
-
 def _count_forwards(module: Any) -> dict[str, list[int]]:
-    """Counts the runs of each layer of this stage. A recomputed layer runs twice."""
+    """Counts the runs of each layer of this stage in training. A recomputed layer runs twice."""
     counts: dict[str, list[int]] = {}
     for name, child in module.named_children():
         if name.isdigit():
             counts[name] = count = [0]
-            inner = next(child.children())  # hooks of the layer itself do not fire in a recomputation
-            inner.register_forward_pre_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
+            part = next(child.children())  # hooks of the layer itself do not fire in a recomputation
+            part.register_forward_pre_hook(lambda part, _, count=count: count.__setitem__(0, count[0] + part.training))
     return counts
 
 
 def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list[dict[str, Any]]:
-    """Returns [stock, built with these parts; through Sluice, with a plan that has these parts]."""
-    return [_trained(steps, None, parts=parts, **job), _trained(steps, pipeline, **job)]
+    """Returns [stock, built with these parts; through Sluice, with a plan that has these parts], each with the runs of
+    each layer in the training."""
+    counts: dict[str, list[int]] = {}
+
+    def count(made: Job, step: int) -> None:
+        if step == 0:
+            counts.update(_count_forwards(made.engine.module))
+
+    def counted(made: Job) -> dict[str, Any]:
+        found = {"forwards": {name: number[0] for name, number in counts.items()}}
+        counts.clear()
+        return found
+
+    sides = (None, {"parts": parts}), (pipeline, {})
+    return [trained(steps, plan, count, counted, **more, **job) for plan, more in sides]
 
 
-def _by_themselves(
-    steps: int, plan: dict[str, Any] | None, hooked: bool, off: dict[str, list[int]] | None = None, **job: Any
-) -> dict[str, Any]:
-    """Trains one side. plan: the "pipeline" section; None: stock. off: by step, the layers that are
-    switched off from that step on. At the end layers move home, for the comparison."""
-    made = unclipped(plan, **job)
-    home = [int(bound) for bound in made.engine.module.parts]
-    if hooked:
-        for layer in made.engine.module.children():
+def adaptive(
+    steps: int, hooked: bool, budget: int | None = None, off: dict[str, list[int]] | None = None, **job: Any
+) -> list[dict[str, Any]]:
+    """Returns [stock; through Sluice, with "plan": "adaptive"]. off: by step, the layers that are switched off from
+    that step on."""
+
+    def switch(made: Job, step: int) -> None:
+        for layer in made.engine.module.children() if hooked and step == 0 else ():
             layer.register_forward_hook(lambda *_: None)
-    found: dict[str, Any] = {"losses": [], "been": [home]}
-    for step in range(steps):
         Switched.off = set((off or {}).get(str(step), Switched.off if step else ()))
-        found["losses"] += made.train(range(step, step + 1))
-        found["been"].append([int(bound) for bound in made.engine.module.parts])
-    if plan is not None:
-        found["layers"] = made.engine.sluice.pipeline.stats()["layers"]
-        found["recomputed"] = sorted(stage_module.recomputed_of(made.engine.module))
-        if not hooked:
-            made.engine.sluice.move_layers(home)
-    found.update(made.state())
-    made.end()
-    return found
 
+    def end(made: Job) -> dict[str, Any]:
+        return {"recomputed": sorted(stage_module.recomputed_of(made.engine.module))}
 
-def adaptive(steps: int, hooked: bool, budget: int | None = None, **job: Any) -> list[dict[str, Any]]:
-    """Returns [stock; through Sluice, with "plan": "adaptive"]."""
     plans = (None, {"plan": "adaptive", **({"memory_budget": budget, "in_flight": 2} if budget else {})})
-    return [_by_themselves(steps, plan, hooked, **job) for plan in plans]
+    found = [trained(steps, plan, switch, end, **job) for plan in plans]
+    found[1]["layers"] = found[1]["stats"]["layers"]
+    return found
 
 
 def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
@@ -118,21 +106,18 @@ def refused(pipelines: Any, **job: Any) -> str:
 def offloaded(steps: int, pipeline: dict[str, Any], parts: Any, full: int | None = None, **job: Any) -> Any:
     """Returns [stock; through Sluice, with a plan that offloads layers; the bytes that this rank copied; the error of a
     batch for which the disk of rank `full` is full]."""
+    errors: list[str] = []
+
+    def fill(made: Job, step: int) -> None:
+        if full is None or step != 1:
+            return
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if full == torch.distributed.get_rank():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
+        errors.append(said(lambda: made.train(range(50, 51))))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
     with patch.object(model_offloaded, "LEAST_BYTES", 1):
-        stock = _trained(steps, None, parts=parts, **job)
-        made = unclipped(pipeline, **job)
-        torch.manual_seed(5)
-        losses, error = made.train(range(1)), ""
-        if full is not None:
-            limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-            if full == torch.distributed.get_rank():
-                resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
-            error = said(lambda: made.train(range(50, 51)))
-            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        losses += made.train(range(1, steps))
-        ours = {"losses": losses, "parts": [int(bound) for bound in made.engine.module.parts]}
-        ours["evaluations"] = made.evaluate(100)
-        ours.update(made.state())
-        copies = made.engine.sluice.pipeline.stats().get("offload", {})
-        made.end()
-        return [stock, ours, copies, error]
+        stock = trained(steps, None, parts=parts, **job)
+        ours = trained(steps, pipeline, fill, **job)
+    return [stock, ours, ours["stats"].get("offload", {}), "".join(errors)]

@@ -6,10 +6,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import deepspeed
 import ds_models as models
 import torch
 import torch.distributed as dist
@@ -26,12 +26,23 @@ def start(
     layers: list[dict[str, Any]] | None = None,
     extra: dict[str, Any] | None = None,
     per_rank: list[Any] | None = None,
+    form: str = "",
+    folder: str = "",
 ) -> list[str]:
-    """Calls deepspeed.initialize with this section and trains; returns the classes of the layers."""
-    if per_rank is not None:
-        section = per_rank[dist.get_rank()]
+    """Calls deepspeed.initialize with this section and trains; returns the classes of the layers. form: how launchers
+    pass the config, as a "path" or in "base64"."""
+    config: Any = ds_config(**(extra or {}))
+    section = per_rank[dist.get_rank()] if per_rank is not None else section
+    if section is not None:
+        config["sluice"] = section
+    text = json.dumps(config)
+    if form == "path":
+        config = os.path.join(folder, f"ds_config{dist.get_rank()}.json")
+        Path(config).write_text(text)
+    elif form == "base64":
+        config = base64.urlsafe_b64encode(text.encode()).decode()
     with patch.dict(os.environ, {} if environment is None else {"SLUICE": environment}):
-        host = engine(build(layers if layers is not None else [{}]), ds_config(**(extra or {})), section)
+        host = engine(build(layers if layers is not None else [{}]), config)
     kinds = [type(moe.deepspeed_moe).__name__ for moe in host.module.moes]
     for step in range(2):
         loss = host(*models.batch(step))
@@ -39,22 +50,6 @@ def start(
         host.step()
     if hasattr(host, "sluice"):
         host.sluice.unswap()
-    return kinds
-
-
-def start_from(form: str, folder: str) -> list[str]:
-    """Passes the config as launchers do, as a path or in base64; returns the classes of the layers."""
-    text = json.dumps({**ds_config(), "sluice": SLUICE})
-    path = os.path.join(folder, f"ds_config{dist.get_rank()}.json")
-    with open(path, "w") as file:
-        file.write(text)
-    model = build([{"k": 2}])
-    given = path if form == "path" else base64.urlsafe_b64encode(text.encode()).decode()
-    host, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=given)
-    kinds = [type(moe.deepspeed_moe).__name__ for moe in host.module.moes]
-    host.backward(host(*models.batch(0)))
-    host.step()
-    host.sluice.unswap()
     return kinds
 
 
@@ -186,21 +181,6 @@ def policy_for_modules(policy: Any, on_unsupported: str) -> Any:
     kept = host.sluice.kept
     host.sluice.unswap()
     return kept
-
-
-def hooked_after_the_swap(policy: Any) -> Any:
-    """Rank 1 hooks an expert of a layer that ran in C. Returns the error of each rank; without the hook the group
-    continues."""
-    host = engine(build([{}]), ds_config(), {**SLUICE, "policy": policy})
-    host.backward(host(*models.batch(0)))
-    expert = host.module.moes[0].deepspeed_moe.experts.deepspeed_experts[0]
-    hook = expert.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
-    told = models.said(lambda: host(*models.batch(1)))
-    if hook is not None:
-        hook.remove()
-    host.backward(host(*models.batch(1)))
-    host.sluice.unswap()
-    return told
 
 
 def tutel_wanted(k: int) -> Any:

@@ -109,76 +109,6 @@ def _shape_of(model: Any) -> Any:
     )
 
 
-def no_random_number_of_its_own() -> None:
-    """Trap 4: Sluice uses no random numbers of its own."""
-    host = _swapped([{"k": 3, "expert": "relu"}, {"k": 3, "expert": "tuple"}])
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    host.backward(host(*models.batch(0)))
-    assert torch.equal(before, torch.random.get_rng_state())
-    host.sluice.unswap()
-
-
-def hook_after_swap_fires() -> None:
-    """Trap 5: after a hook is set on an expert, the expert is called as a module."""
-    host = _swapped([{"k": 2}])
-    layer = _layer(host)
-    x, target = models.batch(0)
-    torch.manual_seed(1)
-    plain = host(x, target)
-    assert sluice.stats(layer)["layers"][0]["computed_by"] == "sluice"
-    rows: list[list[int]] = []
-    handles = [
-        expert.register_forward_hook(lambda _m, args, _o: rows.append(list(args[0].shape)))
-        for expert in layer.experts.deepspeed_experts
-    ]
-    torch.manual_seed(1)
-    hooked = host(x, target)
-    assert sluice.stats(layer)["layers"][0]["computed_by"] == "host modules"
-    assert rows and all(shape[:2] == [1, 1] and shape[3] == models.WIDTH for shape in rows)
-    assert torch.allclose(plain, hooked, rtol=1e-6)
-    for handle in handles:
-        handle.remove()
-    torch.manual_seed(1)
-    assert torch.equal(host(x, target), plain)
-    assert sluice.stats(layer)["layers"][0]["computed_by"] == "sluice"
-    host.sluice.unswap()
-
-
-def hook_on_one_rank() -> str:
-    """Returns the error when only rank 0 hooks an expert, a difference that the adapter must explain."""
-    host = _swapped([{"k": 2}])
-    layer = _layer(host)
-    handle = None
-    if dist.get_rank() == 0:
-        handle = layer.experts.deepspeed_experts[0].register_forward_hook(lambda *_: None)
-    text = said(lambda: layer(torch.randn(8, models.WIDTH), None))
-    if handle is not None:
-        handle.remove()
-    layer(torch.randn(8, models.WIDTH), None)
-    host.sluice.unswap()
-    return text
-
-
-def container_hooked_after_the_swap(policy: str) -> str:
-    """Trap 5: the error of each rank when rank 1 hooks the container of experts, which is not called."""
-    host = _swapped([{}], {"on_unsupported": policy})
-    layer = _layer(host)
-    x = torch.randn(8, models.WIDTH)
-    layer(x, None)
-    hook = layer.experts.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        told = [said(lambda: layer(x, None)) for _ in range(2)][1]
-    warned = [str(warning.message) for warning in caught if "sluice:" in str(warning.message)]
-    assert len(warned) <= 1, warned
-    if hook is not None:
-        hook.remove()
-    layer(x, None)
-    host.sluice.unswap()
-    return told or "".join(warned)
-
-
 def hooked_expert_runs_whole() -> None:
     """Without a configured n, a hooked module gets all rows in one call."""
     host = _swapped([{"ep_size": 1, "expert": "tuple"}], {"chunks": None})
@@ -399,31 +329,42 @@ def one_rank_skips(drop: bool, how: str) -> None:
         _layer(host, 1)(x, None)
 
 
-def one_rank_refuses(**config: Any) -> str:
-    """Rank 1 has a wrong width. It gets its own error, rank 0 an error that names rank 1, and the group continues."""
-    host = _swapped([{}], **config)
+def rank_errs(
+    how: str,
+    bad: int = 1,
+    options: dict[str, Any] | None = None,
+    section: dict[str, Any] | None = None,
+    first_call: bool = False,
+    **config: Any,
+) -> str:
+    """Runs `errs` with a layer with these options. first_call: the layer has not run before."""
+    host = _swapped([options or {}], section, **config)
     layer = _layer(host)
-    width = models.WIDTH + (4 if dist.get_rank() == 1 else 0)
-    text = said(lambda: layer(torch.randn(8, width), None))
-    layer(torch.randn(8, models.WIDTH), None)
+    text = errs(layer, lambda width: layer(torch.randn(8, width), None), models.WIDTH, how, bad, first_call)
     host.sluice.unswap()
     return text
 
 
-def one_rank_doubles_its_experts(after_steps: int) -> str:
-    """Rank 1's experts become f64 after the swap, which no engine layer supports. Rank 0 gets an error at once."""
-    host = _swapped([{}], {"timeout": 120})
-    layer = _layer(host)
-    x = torch.randn(8, models.WIDTH)
-    for _ in range(after_steps):
-        layer(x, None)
-    if dist.get_rank() == 1:
-        layer.experts.double()
-    text = said(lambda: layer(x, None))
-    layer.experts.float()
-    layer(x, None)
-    host.sluice.unswap()
-    return text
+def errs(layer: Any, call: Callable[[int], Any], width: int, how: str, bad: int = 1, first_call: bool = False) -> str:
+    """Rank `bad` uses a layer wrongly in this way. Returns each rank's error or warning. Then the rank undoes it, and
+    the group goes on. call: calls the layer with rows of a width"""
+    if not first_call:
+        call(width)
+    is_bad, undo = dist.get_rank() == bad, list[Callable[[], Any]]()
+    if is_bad and how == "experts in f64":
+        undo.append(layer.experts.double().float)
+    elif is_bad and how.startswith("hook"):
+        hooked = layer.experts if how == "hook on the container" else layer.experts.deepspeed_experts[0]
+        undo.append(hooked.register_forward_hook(lambda *_: None).remove)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        text, _ = (said(lambda: call(width + 4 * (is_bad and how == "other width"))) for _ in range(2))
+    warned = [str(warning.message) for warning in caught if "sluice:" in str(warning.message)]
+    assert len(warned) <= 1, warned
+    for each in undo:
+        each()
+    call(width)
+    return text or "".join(warned)
 
 
 def adapters_on_experts(expert: str, before: bool) -> None:

@@ -163,6 +163,30 @@ def batch(step: int, length: int | None = None, dtype: torch.dtype = torch.float
     return x.to(dtype), torch.roll(x, 1, dims=-1).sin()
 
 
+def losses_of(
+    host: Any,
+    steps: range,
+    forward: Callable[[Any, int], torch.Tensor],
+    autocast: str | None = None,
+    before: Callable[[Any, int], None] | None = None,
+    check: Callable[[Any, int], None] | None = None,
+    after: Callable[[Any, int], None] | None = None,
+) -> list[float]:
+    """Trains an engine, and returns the losses. before, check, after: called with engine and step before each forward,
+    and before and after each update."""
+    nothing, losses = (lambda host, step: None), []
+    for step in steps:
+        (before or nothing)(host, step)
+        with torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext():
+            loss = forward(host, step)
+        host.backward(loss)
+        (check or nothing)(host, step)
+        host.step()
+        losses.append(float(loss.detach()))
+        (after or nothing)(host, step)
+    return losses
+
+
 def train(
     layers: list[dict[str, Any]],
     steps: int,
@@ -180,35 +204,31 @@ def train(
     data: Any = batch,
 ) -> dict[str, Any]:
     """Trains, and returns values for the comparison of two runs. prepare: called with the model before the engine is
-    made. check, before: called with engine and step before each update, and before each forward. at_end: called with
-    the engine after the last update; its result is "end"."""
+    made. check, before: of `losses_of`. at_end: called with the engine after the last update; its result is "end"."""
     model = build(layers, checkpointing)
     if prepare is not None:
         prepare(model)
     host = engine(model, {**ds_config(), **(config or {})}, sluice)
     if sluice is not None:
         assert len(host.sluice.layers) == len(layers), host.sluice.refused
-    losses, counts, evaluations = [], [], []
-    for step in range(steps):
-        if before is not None:
-            before(host, step)
+    counts, evaluations = [], []
+
+    def forward(host: Any, step: int) -> torch.Tensor:
         torch.manual_seed(77 * step + dist.get_rank())  # both runs use the same random numbers
         x, target = data(step, None, getattr(torch, dtype))
         mask = (torch.arange(x.shape[0] * x.shape[1]) % 5 != 0).int() if used else None
-        context = torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext()
-        with context:
-            loss = host(x, target, mask)
+        loss = host(x, target, mask)
         counts.append([moe.deepspeed_moe.exp_counts.tolist() for moe in host.module.moes])
-        host.backward(loss)
-        if check is not None:
-            check(host, step)
-        host.step()
-        losses.append(float(loss.detach()))
+        return loss
+
+    def after(host: Any, step: int) -> None:
         if evaluate and step % 3 == 1:
             host.eval()
             with torch.no_grad():
-                evaluations.append(float(host(x, target)))
+                evaluations.append(float(host(*data(step, None, getattr(torch, dtype)))))
             host.train()
+
+    losses = losses_of(host, range(steps), forward, autocast, before, check, after)
     result = {
         "losses": losses,
         "counts": counts,

@@ -14,12 +14,39 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 
 def _never_outlive() -> None:
     """Makes this process end with its parent, which is the tests or a rank, even inside a collective."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _join(door: int) -> None:
+    """Joins the group. Rank 0's store listens at `door`, a socket of the harness, so that the port cannot be taken."""
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    listening = {"is_master": True, "master_listen_fd": door} if rank == 0 else {}
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world,
+        timeout=timedelta(minutes=5),
+        wait_for_workers=False,
+        **listening,
+    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def _seed_the_cpu_alone() -> None:
+    """Makes torch.manual_seed skip other devices. For each kind of device that is not initialized, torch.manual_seed
+    records a stack trace, which takes longer than the layers of a pipeline that seeds its layers."""
+    import torch
+
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.manual_seed_all = lambda seed: None
 
 
 def main(prepare: Callable[[], Any] | None = None, joined: Callable[[], Any] | None = None) -> None:
@@ -43,15 +70,13 @@ def main(prepare: Callable[[], Any] | None = None, joined: Callable[[], Any] | N
         replies.flush()
 
     def start() -> None:
-        import rank_group
-
         if prepare is not None:
             prepare()
         import torch
 
         torch.set_num_threads(1)
-        rank_group.seed_the_cpu_alone()
-        rank_group.join(int(sys.argv[2]))
+        _seed_the_cpu_alone()
+        _join(int(sys.argv[2]))
         if joined is not None:
             joined()
 

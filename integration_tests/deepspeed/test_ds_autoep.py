@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rank_harness import Ranks
+from test_ds_traps import check_told, cross_loaded
 
 HOST = importlib.util.find_spec("deepspeed")
 AUTO_EP = Path(HOST.submodule_search_locations[0]) / "module_inject" / "auto_ep_layer.py"
@@ -164,16 +165,15 @@ def test_Unsupported_IsRefusedByNameOrLeftToTheHost(fresh2: Ranks, what: str) ->
         assert layers + len(refused) == 2 and all(word in refused[0] for word in REFUSALS[what])
 
 
-def test_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks) -> None:
-    first, second = ranks2.run("cases_autoep:one_rank_refuses")
-    assert first.startswith("PeerRefused") and "rank 1" in first and "width 36" in first
-    assert second.startswith("ValueError") and "width 36, the layer 32" in second
+ERRS = {
+    "other width": [["PeerRefused", "rank 1", "width 36"], ["ValueError", "width 36, the layer 32"]],
+    "hook on the container": [["PeerRefused", "the container of its experts"], ["UnsupportedError", "after the swap"]],
+}
 
 
-def test_HookOnTheContainerAfterSwap_IsAnErrorOnAllRanks(ranks2: Ranks) -> None:
-    first, second = ranks2.run("cases_autoep:container_hooked_after_the_swap")
-    assert first.startswith("PeerRefused") and "the container of its experts" in first
-    assert second.startswith("UnsupportedError") and "after the swap" in second
+@pytest.mark.parametrize("how", ERRS)
+def test_RankErrs_OthersLearnAndGoOn(ranks2: Ranks, how: str) -> None:
+    check_told(ranks2.run("cases_autoep:rank_errs", how=how), ERRS[how])
 
 
 # ---- other uses of a layer by the host ----
@@ -188,16 +188,8 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", _daily(CHECKPOINTS, "zero 1"))
 def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, kind: str) -> None:
-    contents = {}
-    for writer in ("stock", "sluice"):
-        answers = ranks2.run(
-            "cases_autoep:checkpoint", folder=str(tmp_path / writer), writer=writer, config=CHECKPOINTS[kind]
-        )
-        for losses, _ in answers:
-            assert losses["sluice"] == pytest.approx(losses["stock"], rel=0.02 if kind == "bf16" else 1e-5)
-        contents[writer] = answers[0][1]
-    assert contents["stock"] == contents["sluice"]  # both write the same files, keys, shapes and dtypes
-    assert any("experts.w1" in key for keys in contents["stock"].values() for key in keys)
+    contents = cross_loaded(ranks2, "cases_autoep:checkpoint", tmp_path, kind == "bf16", config=CHECKPOINTS[kind])
+    assert any("experts.w1" in key for keys in contents.values() for key in keys)
 
 
 def test_StatsDecisionsAndCopies_OfALayer(ranks2: Ranks) -> None:

@@ -8,6 +8,7 @@ import pytest
 from rank_harness import Ranks
 from test_ds_autoep import AUTO_EP
 from test_ds_deciding import SIZES, _reports
+from test_ds_placement import check_files, differ
 
 pytestmark = pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
 
@@ -18,13 +19,6 @@ ZERO = {
     "bf16": {"bf16": {"enabled": True}},
     "zero 1, bf16": {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
 }
-
-
-def _differ(answers: list[Any]) -> list[str]:
-    """Returns the differences in bits of two trainings."""
-    return sorted(
-        {name for still, moved in answers for name in ("losses", "counts", "weights") if still[name] != moved[name]}
-    )
 
 
 def _trainings() -> list[Any]:
@@ -41,7 +35,7 @@ def test_Move_EveryFewSteps_HasTheBitsOfNone(
 ) -> None:
     case = {"kind": kind, "steps": steps, "every": every, "config": ZERO[name]}
     answers = request.getfixturevalue(f"ranks{world}").run("cases_autoep_moves:moved_training", **case)
-    assert _differ(answers) == []
+    assert differ(answers) == []
     assert all(still["losses"][-1] != still["losses"][0] for still, _ in answers)
 
 
@@ -50,24 +44,8 @@ def test_Move_OfEachSize_HasTheBitsOfNone(request: pytest.FixtureRequest, world:
     case = {"shape": {"experts": max(8, 2 * world), "chosen": chosen}, "size": world, "kind": "stacked"}
     case |= {"steps": 8, "every": 2, "config": {"zero_optimization": {"stage": stage}}}
     answers = request.getfixturevalue(f"ranks{world}").run("cases_autoep_moves:moved_training", **case)
-    assert _differ(answers) == []
+    assert differ(answers) == []
     assert all(still["losses"][-1] != still["losses"][0] for still, _ in answers)
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("f32", {"forget": " state exp_avg"}),
-        ("f32", {"forget": " grad"}),
-        ("f32", {"stale": True}),
-        ("zero 1, bf16", {"forget": " master"}),
-        ("zero 2", {"forget": " state"}),
-    ],
-    ids=str,
-)
-def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, fault: dict[str, Any]) -> None:
-    case = {"kind": "stacked", "steps": 10, "every": 2, "config": ZERO[name], **fault}
-    assert "losses" in _differ(ranks2.run("cases_autoep_moves:moved_training", **case))
 
 
 @pytest.mark.parametrize("name", [n if n == "f32" else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
@@ -75,10 +53,10 @@ def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks, name: str) ->
     answers = ranks2.run("cases_autoep_moves:decided", kind="stacked", steps=14, config=ZERO[name])
     reports = _reports(answers)
     assert any(report["moved_experts"] >= 2 for report in reports), reports
-    assert _differ([answer[:2] for answer in answers]) == []
+    assert differ([answer[:2] for answer in answers]) == []
 
 
 @pytest.mark.parametrize("name", ["f32", "zero 1, bf16", pytest.param("zero 2", marks=pytest.mark.full)])
 def test_Checkpoint_WhileExpertsAreAway_IsThatOfNone(ranks2: Ranks, tmp_path: Path, name: str) -> None:
-    for differ in ranks2.run("cases_autoep_moves:checkpoints", kind="looped", folder=str(tmp_path), config=ZERO[name]):
-        assert differ == []
+    answers = ranks2.run("cases_autoep_moves:checkpoints", kind="looped", folder=str(tmp_path), config=ZERO[name])
+    check_files(answers, "expert", 0.02 if "bf16" in name else 1e-5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rank_harness import Ranks
-from test_ds_placement import ZERO, _differ
+from test_ds_placement import ZERO, differ
 
 LAYERS = [{"num_experts": 8, "k": 2, "drop_tokens": False}, {"num_experts": 8, "expert": "tuple", "drop_tokens": False}]
 
@@ -28,7 +28,7 @@ def _travels(answers: list[Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("rate", [None, 20_000_000])
 def test_Adaptive_WhatTravels_IsOneExpertAtATimeDuringTheSteps(ranks2: Ranks, rate: int | None) -> None:
     answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=14, rate=rate)
-    assert _differ([answer[:2] for answer in answers]) == []
+    assert differ([answer[:2] for answer in answers]) == []
     state = 4 * 4 * (16 * 24 * 2 + 24 + 16)  # weights, gradients and two moments of the larger kind
     for travel in _travels(answers):
         assert 0 < travel["peak_staged_bytes"] < 1.5 * state, travel
@@ -71,7 +71,7 @@ def test_Adaptive_ExpertsMove_WithTheBitsOfNone(ranks2: Ranks, ranks4: Ranks, na
     answers = ranks.run("cases_deciding:decided_training", **{"layers": LAYERS, "steps": 14, **job})
     for report in _reports(answers):
         assert report["moved_experts"] >= least and report["questions"] >= 1, report
-    assert _differ([answer[:2] for answer in answers]) == []
+    assert differ([answer[:2] for answer in answers]) == []
 
 
 # The size of the expert-parallel group, experts per token, and the stage of ZeRO.
@@ -88,7 +88,7 @@ def test_Move_OfEachSize_HasTheBitsOfNone(request: pytest.FixtureRequest, world:
     answers = request.getfixturevalue(f"ranks{world}").run("cases_deciding:decided_training", **case)
     (report,) = _reports(answers)
     assert report["moved_experts"] >= 4, report
-    assert _differ([answer[:2] for answer in answers]) == []
+    assert differ([answer[:2] for answer in answers]) == []
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_Move_OfEachSize_HasTheBitsOfNone(request: pytest.FixtureRequest, world:
 )
 def test_Adaptive_ThatForgets_IsSeen(ranks2: Ranks, job: dict[str, Any]) -> None:
     answers = ranks2.run("cases_deciding:decided_training", **{"layers": LAYERS, "steps": 14, **job})
-    assert "losses" in _differ([answer[:2] for answer in answers])
+    assert "losses" in differ([answer[:2] for answer in answers])
 
 
 # What prevents a move, and the words of its report, which for a broken step only the rank has on which it fails.

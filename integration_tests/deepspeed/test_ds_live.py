@@ -8,7 +8,8 @@ import pytest
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 from shuffles import PROMISES_BITS
-from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, _differ, names
+from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, names
+from test_ds_placement import differ
 
 PLAIN: dict[str, Any] = {"kind": "plain"}
 # Configurations with different places and dtypes of DeepSpeed's gradient sums.
@@ -65,7 +66,7 @@ def test_Layers_MoveInBatches_SameBitsAsNone(pipe2: Ranks, pipe2x2: Ranks, pipe4
     job = {"steps": 12, "stages": 2, "look": 1, "sums": 1, "run": 1, **PLAIN, **MOVED[case]}
     ranks = pipe4 if job["stages"] == 4 else pipe2x2 if "replicas" in case else pipe2
     answers = ranks.run("cases_live:moved", every=2, **job)
-    assert _differ(answers) == []
+    assert differ(answers) == []
     for _, moved in answers:
         live = moved["live"]
         assert moved["same"] and moved["losses"][-1] != moved["losses"][0]
@@ -89,7 +90,7 @@ REFILLED = {"empty": [1, 4, 1, 1], "full": [4, 1, 4, 1], "at once": [1, 1, 1, 1]
 def test_FourStages_AllLayersOfAStageAreReplaced_SameBitsAsNone(pipe4: Ranks, case: str, look: str) -> None:
     job = {"stages": 4, "kind": "deep", "through": [[0, 1, 2, 6, 8], [0, 2, 4, 6, 8]], **SUMS.get(case, {})}
     answers = pipe4.run("cases_live:moved", steps=8, every=2, look=REFILLED[look], **job)
-    assert _differ(answers) == []
+    assert differ(answers) == []
     counts = answers[1][1]["counts"]
     assert look == "at the flush" or answers[1][1]["live"]["in_batch"] > 0
     assert {"empty": 0, "full": 3}.get(look, 2) in counts, counts
@@ -109,7 +110,7 @@ def test_Adaptive_StepsOfAMove_RunInBatchesThatFollow(pipe2: Ranks) -> None:
 def test_AHostThatErrs_IsSeen(pipe2: Ranks, mutant: str, run: int) -> None:
     case = {"steps": 8, "every": 2, "look": 1, "sums": NEVER, "run": run, "stages": 2, "mutant": mutant, **PLAIN}
     answers = pipe2.run("cases_live:moved", **case)
-    assert "losses" in _differ(answers)
+    assert "losses" in differ(answers)
 
 
 @pytest.mark.parametrize("to", [[0, 4, 6], [0, 5, 6]], ids=["one layer", "a run"])

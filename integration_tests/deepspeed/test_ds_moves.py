@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from host_release import LOADING, old_host_fails
-from rank_harness import RankFailure, Ranks
+from rank_harness import Ranks
+from test_ds_placement import differ
 
 ZERO1 = {"zero_optimization": {"stage": 1}}
 CLIPPED = {"gradient_clipping": 0.1}
@@ -18,7 +19,6 @@ NO_FP16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     reason="DeepSpeed trains in fp16 only on processors with AVX512-FP16",
 )
-WHAT = ("losses", "away", "parameters", "optimizer")
 BF16 = {"dtype": "bfloat16"}
 FUSED = {"config": FUSED_ADAM, "section": {"optimizer": True}}
 TWO: dict[str, dict[str, Any]] = {
@@ -61,11 +61,6 @@ def names(table: dict[str, dict[str, Any]], daily: Iterable[str]) -> list[Any]:
     ]
 
 
-def _differ(answers: list[Any]) -> list[str]:
-    """Returns the differences in bits of two trainings."""
-    return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
-
-
 @pytest.mark.parametrize(("steps", "every"), [(20, 3), pytest.param(200, 5, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", names(MOVED, DAILY))
 def test_Layers_MoveEveryFewSteps_SameBitsAsNone(
@@ -73,7 +68,7 @@ def test_Layers_MoveEveryFewSteps_SameBitsAsNone(
 ) -> None:
     ranks = pipe4 if "four" in case else pipe2x2 if "replicas" in case else pipe2
     answers = ranks.run("cases_moves:moved", steps=steps, every=every, **{"stages": 2, **MOVED[case]})
-    assert _differ(answers) == []
+    assert differ(answers) == []
     for still, moved in answers:
         assert still["moved"] == 0 and moved["same"] and still["losses"][-1] != still["losses"][0]
     assert sum(moved["moved"] for _, moved in answers) >= 2 * (steps // every), answers
@@ -94,7 +89,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", EXPERTS)
 def test_MoeLayers_MoveWithTheirExperts_SameBitsAsNone(pipe2x2: Ranks, case: str) -> None:
     answers = pipe2x2.run("cases_moves:with_experts", stages=2, **EXPERTS[case])
-    assert _differ(answers) == []
+    assert differ(answers) == []
     for rank, (still, moved) in enumerate(answers):
         assert still["losses"][-1] != still["losses"][0] and moved["layers"] == still["layers"]
         assert still["guarded"] and moved["guarded"]
@@ -121,7 +116,7 @@ def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks(pipe2x2: Ranks) ->
 def test_MoeLayers_UnderAnAdaptivePlan_MoveBetweenBatchesWithTheBitsOfNone(pipe2x2: Ranks, case: str) -> None:
     """The first layer is as slow as the others together. Layer 2 is a MoE layer."""
     answers = pipe2x2.run("cases_moves:decided", seconds=[5.0, *[1.0] * 5], stages=2, **EXPERTS[case])
-    assert _differ(answers) == []
+    assert differ(answers) == []
     for still, moved in answers:
         assert still["parts"] == [0, 3, 6] and moved["parts"] == [0, 1, 6], moved["layers"]
         assert moved["layers"]["moves"] == 1 and moved["layers"]["batches_moving"] == 0
@@ -153,19 +148,6 @@ def test_MoeLayers_ThatMove_BringPlanAndDecisions(pipe2x2: Ranks) -> None:
             came = answers[rank - 2][0]
             assert came and all(each in now for each in came)
             assert [32, "imported"] in whys, whys
-
-
-@pytest.mark.parametrize(("case", "forget"), [("f32", "moments"), ("f32", "step"), ("bf16", "moments")])
-def test_Move_ThatForgets_IsSeen(pipe2: Ranks, case: str, forget: str) -> None:
-    answers = pipe2.run("cases_moves:moved", steps=12, every=3, stages=2, forget=forget, **TWO[case])
-    assert "losses" in _differ(answers)
-
-
-def test_Move_ThatForgetsTheStepOfAGroup_StopsTheNext() -> None:
-    """A flat group has one step count, so stages with different step counts cannot exchange layers."""
-    with Ranks(2) as ranks:
-        with pytest.raises(RankFailure, match='"group 0: step" is .*5.* on rank 0 and .*3.* on rank 1'):
-            ranks.run("cases_moves:moved", steps=12, every=3, stages=2, forget="step", **TWO["bf16"])
 
 
 def test_Move_GradientsThatAreThere_GoWithTheirLayer(pipe2: Ranks) -> None:
@@ -209,6 +191,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a budget": (
         {"kind": "experts", "parts": [0, 2, 6], "stages": 2, "section": {"memory_budget": 64 << 20}},
         "a memory_budget is planned for the MoE layers that a stage has at the start",
+    ),
+    # A flat group has one step count, so stages with different step counts cannot exchange layers.
+    "other steps": (
+        {"kind": "plain", "parts": [0, 2, 6], "dtype": "bfloat16", "other_step": True},
+        'the optimizers of stages differ: "group 0: step" is ',
     ),
     "hooks": ({"kind": "plain", "parts": [0, 2, 6], "hook": True}, "has hooks, which belong to this process"),
 }

@@ -72,7 +72,7 @@ class _Recorder:
 
 
 def test_CpuAdamOp_WhatTheLibraryDoesNotDo_IsTheStockOpsWhichKnowsAllOptimizers() -> None:
-    from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
+    from sluice.adapters.deepspeed.optimizer.adam_ops import CpuAdamOp
 
     stock = _Recorder()
     op = CpuAdamOp(lambda: stock)
@@ -91,7 +91,7 @@ def test_CpuAdamOp_WhatTheLibraryDoesNotDo_IsTheStockOpsWhichKnowsAllOptimizers(
 
 
 def test_FusedAdamOp_MomentsInSixteenBits_AreTheStockOps() -> None:
-    from sluice.adapters.deepspeed.optimizer.fused_adam import FusedAdamOp
+    from sluice.adapters.deepspeed.optimizer.adam_ops import FusedAdamOp
 
     stock = _Recorder()
     op = FusedAdamOp(lambda: stock)

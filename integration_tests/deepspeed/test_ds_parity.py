@@ -16,7 +16,8 @@ from rank_harness import Ranks
 F32 = 1e-5  # relative, over the first 10 steps
 
 
-def _compare(answers: list[Any], loss: float, weight: float | None = None, counts: bool = True) -> None:
+def compare(answers: list[Any], loss: float, weight: float | None = None, counts: bool = True) -> None:
+    """Compares the results of `ds_models.train`: [stock, through Sluice] by rank."""
     for rank, (stock, swapped) in enumerate(answers):
         gaps = [abs(a - b) / max(abs(a), 1e-6) for a, b in zip(stock["losses"], swapped["losses"])]
         assert max(gaps) <= loss, f"rank {rank}: {gaps}"
@@ -53,7 +54,7 @@ EXPERTS = {
 def test_Experts_EachKind_LossesAsStock(ranks2: Ranks, kind: str, k: int) -> None:
     answers = ranks2.run("cases_parity:parity", layers=[{"expert": kind, "k": k}], steps=6)
     assert answers[0][1]["stats"] == [EXPERTS[kind]]
-    _compare(answers, F32)
+    compare(answers, F32)
 
 
 GATES = {
@@ -73,7 +74,7 @@ GATES = {
 def test_Gate_EachPolicyAndK_LossesCountsAndDrawsAsStock(ranks2: Ranks, gate: str, k: int) -> None:
     old_host_fails(K3_NO_DROP, k > 2 and GATES[gate].get("drop_tokens") is False)
     layer = {"k": k, **GATES[gate]}
-    _compare(ranks2.run("cases_parity:parity", layers=[layer], evaluate=True), F32)
+    compare(ranks2.run("cases_parity:parity", layers=[layer], evaluate=True), F32)
 
 
 CALLED = {"expert": "tuple"}
@@ -99,32 +100,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OPTIONS)
 def test_Options_EachOne_AsStock(ranks2: Ranks, what: str) -> None:
-    _compare(ranks2.run("cases_parity:parity", **OPTIONS[what]), F32)
+    compare(ranks2.run("cases_parity:parity", **OPTIONS[what]), F32)
 
 
 @pytest.mark.parametrize("sizes", [[2, 4], [2, 1]])
 def test_EpSizes_OnFourRanks_AsStock(ranks4: Ranks, sizes: list[int]) -> None:
     layers = [{"ep_size": size, "k": k} for k, size in enumerate(sizes, 1)]
-    _compare(ranks4.run("cases_parity:parity", layers=layers, steps=6), F32)
+    compare(ranks4.run("cases_parity:parity", layers=layers, steps=6), F32)
 
 
+# What integration_tests/pairs does not freeze.
 FROZEN: dict[str, list[str]] = {
-    "gate": ["wg"],
-    "first weights": ["experts.*0.weight"],
     "second weights and a bias": ["experts.*2.weight", "experts.*0.bias"],
     "biases": ["bias"],
-    "experts": ["experts"],
     "one expert": ["rank 0: .*experts.1"],
-    "experts of a rank": ["rank 0: .*experts"],
     "all but experts": ["first", "last", "wg"],
     "all but an expert of each rank": ["first", "last", "wg", "experts.1"],
     "all before": ["first", "wg"],
     "all but the gates": ["first", "last", "experts"],
 }
-
-
 # The cases that leave a trainable parameter in each ZeRO group.
-ZERO = ("gate", "first weights", "second weights and a bias", "biases", "one expert", "all before")
+ZERO = ("second weights and a bias", "biases", "one expert", "all before")
 FROZEN_CASES = [(what, stage) for what in FROZEN for stage in (0, 2) if not stage or what in ZERO]
 
 
@@ -133,7 +129,7 @@ FROZEN_CASES = [(what, stage) for what in FROZEN for stage in (0, 2) if not stag
 def test_Frozen_GatesAndExperts_AsStock(ranks2: Ranks, what: str, stage: int, kind: str) -> None:
     job = {"frozen": FROZEN[what], "layers": [{"expert": kind, "k": 1}], "steps": 4}
     answers = ranks2.run("cases_parity:parity_frozen", config={"zero_optimization": {"stage": stage}}, **job)
-    _compare(answers, F32)
+    compare(answers, F32)
 
 
 BF16 = {"bf16": {"enabled": True}}
@@ -161,7 +157,7 @@ def test_Bf16Optimizer_GradAccumulationInF32_AsStock(ranks2: Ranks) -> None:
     old_host_fails(BF16_OPTIMIZER)
     config = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}, "zero_optimization": {"stage": 1}}
     answers = ranks2.run("cases_parity:parity", layers=[{"k": 2}], steps=5, config=config, dtype="bfloat16")
-    _compare(answers, loss=0.02, weight=0.02, counts=False)
+    compare(answers, loss=0.02, weight=0.02, counts=False)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -169,7 +165,7 @@ def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks, stage: int) -> Non
     """ZeRO's hooks consume every gradient. Without them the second micro-step adds to the gradients of the first."""
     config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": stage}}
     answers = ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config)
-    _compare(answers, F32)
+    compare(answers, F32)
     unseen = stage == 0 or (IS_OLD and stage == 1)  # 0.15.4's stage 1 has no such hooks
     assert [swapped["passes_in_place"] for _, swapped in answers] == [5 if unseen else 0] * 2
 
@@ -179,7 +175,7 @@ def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks, stage: int) -> Non
 def test_DenseMasks_OfOlderReleases_AsStock(ranks2: Ranks, k: int, drop: bool) -> None:
     old_host_fails(K3_NO_DROP, k > 2 and not drop)
     layers = [{"k": k, "drop_tokens": drop, "capacity_factor": 0.6, "min_capacity": 1, "noisy_gate_policy": "RSample"}]
-    _compare(ranks2.run("cases_parity:parity_through_masks", layers=layers, used=k == 1), F32)
+    compare(ranks2.run("cases_parity:parity_through_masks", layers=layers, used=k == 1), F32)
 
 
 AGAIN = ["S3", "S4", {"input": "keep", "pre_activation": "recompute"}]
@@ -205,7 +201,7 @@ def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(rank
     small = {"memory_budget": 64 << 10, "gemm": "ref"}
     budget = least_budget(ranks2.try_run("cases_parity:parity", layers=layers, sluice=small))
     answers = ranks2.run("cases_parity:parity", layers=layers, sluice={"memory_budget": budget, "gemm": "ref"})
-    _compare(answers, F32)
+    compare(answers, F32)
     for answer in answers:
         assert budget / 2 < answer[1]["peak_bytes"] <= budget
 
@@ -224,7 +220,7 @@ def test_Budget_OfAModelWithTwoEpSizes_BoundsTheSumOfItsContexts(ranks2: Ranks) 
     alone, together, budget = found.pop()
     assert alone + together == budget and refused(budget - 1) == {(alone, together, budget)}
     answers = ranks2.run("cases_parity:parity", layers=layers, sluice={"memory_budget": budget, "gemm": "ref"})
-    _compare(answers, F32)
+    compare(answers, F32)
     for _, swapped in answers:
         assert len(swapped["peaks"]) == 2
         assert budget / 2 < sum(swapped["peaks"].values()) <= budget
@@ -239,7 +235,7 @@ def test_Budget_OfTwoEpSizes_LaterBatchesAreLarger_FitWhileTheWholeWouldDo(ranks
 
     budget = least_budget(ranks2.try_run("cases_parity:parity_of_lengths", **how([48], 64 << 10)), "together ")
     answers = ranks2.run("cases_parity:parity_of_lengths", **how([12, 48, 12, 48], budget))
-    _compare(answers, F32)
+    compare(answers, F32)
     assert all(sum(swapped["peaks"].values()) <= budget for _, swapped in answers)
     for answer in ranks2.try_run("cases_parity:parity_of_lengths", **how([12, 12, 96], budget)):
         assert "share of the memory budget" in answer["error"]["message"]
@@ -252,7 +248,7 @@ def test_FlopsProfiler_WhichHooksRankZeroAlone_TrainsAsStock(ranks2: Ranks, chun
     config = {"flops_profiler": {"enabled": True, "profile_step": 2, "output_file": "/dev/null"}}
     layers = [{"k": 2}, {"k": 2, "expert": "tuple"}]
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=5, config=config, sluice={"chunks": chunks})
-    _compare(answers, F32)
+    compare(answers, F32)
     assert [swapped["stats"] for _, swapped in answers] == [["sluice", "host modules"]] * 2
 
 
@@ -268,7 +264,7 @@ def test_TorchAutocast_OfDsConfig_AsStock(fresh2: Ranks, stage: int) -> None:
     config = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}, "zero_optimization": {"stage": stage}}
     layers = [{"k": 2, "expert": "gated"}, {"k": 2, "expert": "tuple"}]
     answers = fresh2.run("cases_parity:parity", layers=layers, steps=5, config=config)
-    _compare(answers, loss=0.02, weight=0.02, counts=False)
+    compare(answers, loss=0.02, weight=0.02, counts=False)
 
 
 def test_Fp16_LossScaleOverflows_StepsAreSkippedAsInStock(ranks2: Ranks) -> None:
@@ -281,32 +277,22 @@ def test_Fp16_LossScaleOverflows_StepsAreSkippedAsInStock(ranks2: Ranks) -> None
         assert stock["losses"][-1] != stock["losses"][0]
 
 
-def test_ZeroTwo_WithTheOptimizerOffloaded_AsStock(ranks2: Ranks) -> None:
-    config = {
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.05,
-    }
-    layers = [{"k": 2}, {"ep_size": 1, "expert": "tuple"}]
-    _compare(ranks2.run("cases_parity:parity", layers=layers, steps=6, config=config), F32)
-
-
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 @pytest.mark.parametrize("section", [{}, {"memory_budget": 12 << 20}, {"chunks": None}], ids=str)
 def test_Evaluation_FirstOfAllAndBetweenMicroSteps_AsStock(ranks2: Ranks, mode: str, section: dict[str, Any]) -> None:
     answers = ranks2.run("cases_parity:evaluated_between", mode=mode, sluice_section=section)
-    _compare(answers, F32)
+    compare(answers, F32)
     for stock, swapped in answers:
         assert len(stock["end"]) == 7 and swapped["end"] == pytest.approx(stock["end"], rel=F32)
 
 
 @pytest.mark.parametrize("section", [{}, {"memory_budget": 12 << 20, "max_outstanding": 2}], ids=str)
 def test_Layer_CalledTwiceInAForward_AsStock(ranks2: Ranks, section: dict[str, Any]) -> None:
-    _compare(ranks2.run("cases_parity:shared_layer", sluice_section=section), F32)
+    compare(ranks2.run("cases_parity:shared_layer", sluice_section=section), F32)
 
 
 def test_Swap_TakenBackAndDoneAgainInTheMiddle_AsStock(ranks2: Ranks) -> None:
-    _compare(ranks2.run("cases_parity:swapped_again"), F32)
+    compare(ranks2.run("cases_parity:swapped_again"), F32)
 
 
 @pytest.mark.timeout(900)

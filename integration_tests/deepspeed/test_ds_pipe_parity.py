@@ -15,7 +15,7 @@ ZERO1 = {"zero_optimization": {"stage": 1}}
 SPLIT = {"policy": "backward_first", "separate_wgrad": True, "in_flight": 3}
 
 
-def _compare(answers: list[Any], batches: int, splits: bool = False) -> None:
+def _compare(answers: list[Any], steps: int, evaluations: int = 1, splits: bool = False) -> None:
     """Compares bits. splits: each of two linear layers had a separate weight gradient in each micro-batch but the
     first, whose backward shows how the stage uses its parameters."""
     for rank, (stock, ours) in enumerate(answers):
@@ -23,37 +23,51 @@ def _compare(answers: list[Any], batches: int, splits: bool = False) -> None:
             assert ours[what] == stock[what], (rank, what)
         assert stock["losses"][-1] != stock["losses"][0]
         assert stock["messages"] > 0 and ours["messages"] == 0
-        assert ours["stats"]["batches"] == ours["stats"]["num_batches"] == batches
+        assert ours["stats"]["batches"] == ours["stats"]["num_batches"] == steps + evaluations
         assert ours["stats"]["messages_sent"] > 0
         if splits:
             later = ours["stats"]["weights_later"]
-            assert later > 0 and later % (2 * (batches * MICRO_BATCHES - 1)) == 0, (rank, later)
+            assert later > 0 and later % (2 * (steps * MICRO_BATCHES - 1)) == 0, (rank, later)
             assert ours["stats"]["most_held"] > 0, rank
 
 
-# On four stages, or on two stages of two replicas.
+POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe")
+SPLITTING = ("adaptive", "zero_bubble", "backward_first", "message_driven", "1f1b_hint", "gpipe")
+# On four stages, or on two stages of two replicas. evaluated: the numbers of micro-batches of evaluations.
 CASES: dict[str, dict[str, Any]] = {
     "tied bf16 zero 1": {
         **{"stages": 2, "kind": "tied", "dtype": "bfloat16", "config": ZERO1, "pipeline": {"in_flight": 4}},
     },
     "tied f32": {"stages": 2, "kind": "tied", "pipeline": {}},
-    "tied zero 1": {"stages": 4, "kind": "tied", "config": ZERO1, "pipeline": {}},
-    "bf16": {
-        **{"stages": 4, "kind": "dropout", "dtype": "bfloat16"},
-        "pipeline": {"policy": "message_driven", "in_flight": 8},
-    },
+    "tied zero 1": {"kind": "tied", "config": ZERO1, "pipeline": {}},
+    "bf16": {"kind": "dropout", "dtype": "bfloat16", "pipeline": {"policy": "message_driven", "in_flight": 8}},
     "varied zero 1": {
-        **{"stages": 4, "kind": "plain", "module": {"dynamic_shape": True}, "varied": True, "config": ZERO1},
-        **{"pipeline": {"policy": "1f1b"}, "evaluates": True},
+        **{"kind": "plain", "module": {"dynamic_shape": True}, "varied": True, "config": ZERO1},
+        **{"pipeline": {"policy": "1f1b"}, "evaluated": [MICRO_BATCHES, 1, 7]},
+    },
+    **{name: {"steps": 3, "kind": "plain", "pipeline": {"policy": name, "in_flight": 4}} for name in POLICIES},
+    "split tied bf16 zero 1": {
+        **{"steps": 5, "stages": 2, "kind": "tied", "dtype": "bfloat16", "config": ZERO1, "pipeline": SPLIT},
+    },
+    "split tied": {"steps": 5, "stages": 2, "kind": "tied", "pipeline": {"policy": "zero_bubble"}},
+    **{
+        f"split deep {policy} {dtype}": {
+            **{"kind": "deep", "dtype": dtype, "config": ZERO1 if policy in ("zero_bubble", "1f1b_hint") else {}},
+            "pipeline": {"policy": policy, "separate_wgrad": True, "in_flight": 4},
+        }
+        for policy in SPLITTING
+        for dtype in ("float32", "bfloat16")
     },
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_FourRanks_TwentySteps_SameBitsAsStock(pipe2x2: Ranks, pipe4: Ranks, case: str) -> None:
-    job = CASES[case]
-    ranks = pipe4 if job["stages"] == 4 else pipe2x2
-    _compare(ranks.run("cases_pipe:parity", steps=20, **job), batches=24 if "evaluates" in job else 20)
+@pytest.mark.parametrize("case", [pytest.param(n, marks=pytest.mark.full if "deep" in n else ()) for n in CASES])
+def test_FourRanks_ManySteps_SameBitsAsStock(pipe2x2: Ranks, pipe4: Ranks, case: str) -> None:
+    job = {"stages": 4, "steps": 20, **CASES[case]}
+    answers = (pipe4 if job["stages"] == 4 else pipe2x2).run("cases_pipe:parity", **job)
+    _compare(answers, job["steps"], len(job.get("evaluated", [0])), splits="split" in case)
+    if case in POLICIES:
+        assert all(0 < ours["stats"]["most_in_flight"] <= 4 for _, ours in answers), answers
 
 
 @pytest.mark.full
@@ -77,40 +91,7 @@ def test_ManyRanks_WithDelaysDropoutAndTiedLayers_SameBitsAsStock(
     pipeline = {"policy": changes["policy"]}
     with Ranks(stages * replicas) as ranks:  # not shared: the host keeps a topology until the process ends
         answers = ranks.run("cases_pipe:parity", deadline=1700, steps=steps, stages=stages, pipeline=pipeline, **case)
-    _compare(answers, batches=steps)
-
-
-@pytest.mark.parametrize("policy", ["adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe"])
-def test_Policies_Each_SameBitsAsStock(pipe4: Ranks, policy: str) -> None:
-    pipeline = {"policy": policy, "in_flight": 4}
-    answers = pipe4.run("cases_pipe:parity", steps=3, stages=4, kind="plain", pipeline=pipeline)
-    _compare(answers, batches=3)
-    for rank, (_, ours) in enumerate(answers):
-        assert 0 < ours["stats"]["most_in_flight"] <= 4, rank
-
-
-SPLITS: dict[str, dict[str, Any]] = {
-    "tied bf16 zero 1": {"kind": "tied", "dtype": "bfloat16", "config": ZERO1, "pipeline": SPLIT},
-    "tied": {"kind": "tied", "pipeline": {"policy": "zero_bubble"}},
-}
-
-
-@pytest.mark.parametrize("case", SPLITS)
-def test_TwoStagesOfTwoReplicas_SplitWeights_SameBitsAsStock(pipe2x2: Ranks, case: str) -> None:
-    answers = pipe2x2.run("cases_pipe:parity", steps=5, stages=2, **SPLITS[case])
-    _compare(answers, batches=5, splits=True)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "policy", ["adaptive", "zero_bubble", "backward_first", "message_driven", "1f1b_hint", "gpipe"]
-)
-def test_FourStages_SplitWeights_SameBitsAsStock(pipe4: Ranks, policy: str, dtype: str) -> None:
-    pipeline = {"policy": policy, "separate_wgrad": True, "in_flight": 4}
-    config = ZERO1 if policy in ("zero_bubble", "1f1b_hint") else {}
-    job = {"kind": "deep", "dtype": dtype, "config": config, "pipeline": pipeline}
-    _compare(pipe4.run("cases_pipe:parity", steps=20, stages=4, **job), batches=20, splits=True)
+    _compare(answers, steps)
 
 
 @pytest.mark.parametrize("pipeline", [{}, SPLIT], ids=["whole", "split weights"])

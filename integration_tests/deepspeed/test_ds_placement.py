@@ -32,9 +32,13 @@ ZERO = {
 }
 
 
-def _differ(answers: list[Any]) -> list[str]:
-    """Returns the differences in bits of two trainings."""
-    names = ("losses", "counts", "end", "random")
+COMPARED = ("losses", "counts", "end", "random", "evaluations", "weights", "parameters", "optimizer")
+
+
+def differ(answers: list[Any]) -> list[str]:
+    """Returns the differences in bits of two trainings, which return most of these values."""
+    names = [name for name in COMPARED if name in answers[0][0]]
+    assert "losses" in names
     return sorted({name for still, moved in answers for name in names if still[name] != moved[name]})
 
 
@@ -50,6 +54,7 @@ MOVED: dict[str, dict[str, Any]] = {
     "two replicas": {"layers": [{"num_experts": 4, "expert": "tuple"}, {"num_experts": 8, "k": 2}], "steps": 9},
     # DeepSpeed's own mapping of parameters to flat buffers has the order of the user's groups.
     "ZeroReorders": {"layers": [{"num_experts": 4, "k": 2, "expert": "gelu"}], "steps": 7, "config": REORDERED},
+    "WithClipping": {"steps": 9, "every": 2, "config": {"gradient_clipping": 0.02}},
     "frozen": {"steps": 12, "every": 5, "frozen": (3, 7)},
     "frozen, zero 1": {"steps": 12, "every": 5, "frozen": (3, 7), "config": ZERO["zero 1"][0]},
     "FusedAdam": {
@@ -71,17 +76,14 @@ def test_Move_EveryFewSteps_HasTheBitsOfNone(ranks2: Ranks, ranks4: Ranks, name:
     if times:
         case |= {"steps": (4 * times + 1) * micro_steps, "every": 4}
     answers = (ranks4 if "layers" in MOVED[name] else ranks2).run("cases_placement:moved_training", **case)
-    assert _differ(answers) == []
+    assert differ(answers) == []
     wanted = times or (case["steps"] // micro_steps - 1) // case["every"]
     assert all(moved["moves"] == wanted > 1 for _, moved in answers)
 
 
-@pytest.mark.parametrize("clip_norm", ["stock", "true"])
-def test_Move_WithClipping_HasTheBitsOfNone(ranks2: Ranks, clip_norm: str) -> None:
-    case = {"layers": LAYERS, "steps": 9, "every": 2, "config": {"gradient_clipping": 0.02}}
-    answers = ranks2.run("cases_placement:moved_training", options={"clip_norm": clip_norm}, **case)
-    assert _differ(answers) == [] if clip_norm == "stock" else True
-    for still, moved in answers:
+def test_Move_WithClippingByTheTrueNorm_TrainsAsWithout(ranks2: Ranks) -> None:
+    job = {"layers": LAYERS, "options": {"clip_norm": "true"}, **MOVED["WithClipping"]}
+    for still, moved in ranks2.run("cases_placement:moved_training", **job):
         assert moved["losses"] == pytest.approx(still["losses"], rel=1e-5)
 
 
@@ -142,27 +144,22 @@ def test_TrueNorm_OfF32WithoutZero_IsThatOfZero(ranks2: Ranks) -> None:
         assert true_away["norm"] == pytest.approx(stock["norm"], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "forget"),
-    [("zero 0", " state "), ("zero 0", " grad"), ("zero 1, bf16", " master"), ("zero 2", " state exp_avg")],
-)
-def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, forget: str) -> None:
-    config, dtype = ZERO.get(name, ({}, "float32"))
-    case = {"layers": LAYERS, "steps": 8, "every": 2, "config": config, "dtype": dtype, "forget": forget}
-    assert "losses" in _differ(ranks2.run("cases_placement:moved_training", **case))
-
-
 @pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.full)], ids="zero {}".format)
 def test_Checkpoint_WhileExpertsAreAway_IsThatOfNone(ranks2: Ranks, tmp_path: Path, stage: int) -> None:
     old_host_fails(LOADING)
     config = {"zero_optimization": {"stage": stage}} if stage else {}
     layers = [{"k": 2}, {"num_experts": 8, "expert": "tuple"}]
     answers = ranks2.run("cases_placement:checkpoints", folder=str(tmp_path), layers=layers, config=config)
-    for files, differ, losses in answers:
-        assert any("expert_7" in file for file in files) and any("optim_states" in file for file in files), files
-        assert differ == []
+    check_files(answers, "expert_7", 1e-5)
+
+
+def check_files(answers: list[Any], expert: str, most: float) -> None:
+    """Checks answers of `checkpoint_files`. expert: in the name of a file; most: the relative difference to stock."""
+    for files, others, losses in answers:
+        assert any(expert in file for file in files) and any("optim_states" in file for file in files), files
+        assert others == []
         assert losses["moved"] == losses["still"] == losses["back"]
-        assert losses["stock"] == pytest.approx(losses["still"], rel=1e-5)
+        assert losses["stock"] == pytest.approx(losses["still"], rel=most)
 
 
 def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks2: Ranks) -> None:

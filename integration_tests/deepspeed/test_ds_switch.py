@@ -32,7 +32,7 @@ def test_Switch_ConfigAndEnvironment_Decide(ranks2: Ranks, section: Any, environ
 
 @pytest.mark.parametrize("form", ["path", "base64"])
 def test_Switch_ConfigAsPathOrBase64_Decides(ranks2: Ranks, form: str, tmp_path: Path) -> None:
-    assert ranks2.run("cases_switch:start_from", form=form, folder=str(tmp_path)) == [SWAPPED, SWAPPED]
+    assert ranks2.run(START, section=ON, form=form, folder=str(tmp_path)) == [SWAPPED, SWAPPED]
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,6 @@ def test_Policy_ThatModulesCannotDo_FallsUnderOnUnsupported(fresh2: Ranks, polic
     banner = fresh2.output(0)
     assert f"| policy {name} (none in 1) | GEMMs" in banner
     assert "WARNING: policy none: MoE layer 'moes.1.deepspeed_moe'" in banner
-
-
-def test_Policy_OfAnExpertHookedLater_IsAnErrorOnAllRanks(ranks2: Ranks) -> None:
-    first, second = ranks2.run("cases_switch:hooked_after_the_swap", policy="S2")
-    assert first.startswith("PeerRefused") and "policy S2 is not possible" in first, first
-    assert second.startswith("UnsupportedError") and "policy S2 is not possible" in second, second
 
 
 @pytest.mark.parametrize(

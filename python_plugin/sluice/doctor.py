@@ -394,7 +394,7 @@ def _auto_ep(version: str) -> Iterator[Finding]:
     if importlib.util.find_spec("deepspeed.module_inject.auto_ep_layer") is None:
         return
     try:
-        from sluice.adapters.deepspeed.moe.autoep_probe import missing_steps
+        from sluice.adapters.deepspeed.moe.autoep import missing_steps
     except Exception as error:  # an import of DeepSpeed may fail
         text = f"{version} does not import here ({type(error).__name__}: {error})"
         yield Finding("AutoEP", NOTE, text, "its layers stay with DeepSpeed")

@@ -57,16 +57,16 @@ class FusedForm:
         return self.w3 is not None
 
     def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
-        """See engine_backend.Form."""
+        """See finding.Form."""
         how = replace(config, activation=self.activation, gated=self.gated, bias=self.bias)
         return CastingLayer(context, how)
 
     def parameters_of(self, experts: Sequence[nn.Module]) -> list[dict[str, torch.Tensor]]:
-        """See engine_backend.Form."""
+        """See finding.Form."""
         return [self._members(expert) for expert in experts]
 
     def lora_of(self, experts: Sequence[nn.Module], dtype: torch.dtype) -> Lora | None:
-        """See engine_backend.Form."""
+        """See finding.Form."""
         terms = adapters_of(experts, self)
         return linear_adapters.lora_of(terms, dtype) if terms and not isinstance(terms, str) else None
 

@@ -5,13 +5,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from sluice.adapters.deepspeed.moe.engine_backend import Form
+from sluice.adapters.torch import CastingLayer, Context, Lora, MoeConfig
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MODULES_HIDDEN = 4  # H / M that is assumed for experts that run as modules
+
+
+class Form(Protocol):
+    """The mathematics of experts that C computes, and where their weights are in the host's modules."""
+
+    @property
+    def model_width(self) -> int:
+        """Returns M."""
+
+    @property
+    def hidden_width(self) -> int:
+        """Returns H."""
+
+    @property
+    def gated(self) -> bool:
+        """Returns whether act(w1 x) is multiplied by w3 x."""
+
+    def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
+        """Returns the engine layer. config: without the fields that the form sets."""
+
+    def parameters_of(self, experts: Any) -> Any:
+        """Returns the current weights, as that layer takes them."""
+
+    def lora_of(self, experts: Any, dtype: torch.dtype) -> Lora | None:
+        """Returns the active adapters, as a layer of this dtype takes them. Called for layers with a lora_rank."""
 
 
 @dataclass(frozen=True)

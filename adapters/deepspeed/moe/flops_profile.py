@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from sluice.adapters.deepspeed.moe.engine_backend import Form
+    from sluice.adapters.deepspeed.moe.finding import Form
 
 _PROFILER = "deepspeed.profiling.flops_profiler.profiler"
 _HANDLES = (

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sluice.adapters.deepspeed.moe.finding import Finding
-from sluice.adapters.deepspeed.moe.layer import SluiceMOELayer
+from sluice.adapters.deepspeed.moe.layer import LayerState, SluiceMOELayer
 from sluice.adapters.deepspeed.moe.probe import probe
 from sluice.adapters.deepspeed.moe.runners import Runners
-from sluice.adapters.deepspeed.moe.state import LayerState
 from torch import nn
 
 from deepspeed.moe.sharded_moe import MOELayer
@@ -28,18 +27,11 @@ class Kind(NamedTuple):
 KINDS = [Kind(MOELayer, SluiceMOELayer, probe, LayerState)]
 
 try:
-    from sluice.adapters.deepspeed.moe import autoep_layer, autoep_probe, autoep_state
+    from sluice.adapters.deepspeed.moe import autoep
 except ImportError:  # DeepSpeed before 0.19.2
     pass
 else:
-    KINDS.append(
-        Kind(
-            autoep_probe.AutoEPMoELayer,
-            autoep_layer.SluiceAutoEPMoELayer,
-            autoep_probe.probe,
-            autoep_state.AutoEPState,
-        )
-    )
+    KINDS.append(Kind(autoep.AutoEPMoELayer, autoep.SluiceAutoEPMoELayer, autoep.probe, autoep.AutoEPState))
 
 
 def of_host(module: nn.Module) -> Kind | None:

@@ -7,26 +7,33 @@ storage and because a user may hook an expert after the swap.
 
 from __future__ import annotations
 
+import copyreg
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.common.contexts import OwnContext
 from sluice.adapters.common.migration import placement as placement_module
+from sluice.adapters.common.migration.away import Guarded
 from sluice.adapters.common.migration.moving import Expert, refuse_torn
 from sluice.adapters.common.migration.placement import Placement
-from sluice.adapters.common.modules import CallExpert
+from sluice.adapters.common.modules import CallExpert, HostModules
 from sluice.adapters.common.shares import Sharing
-from sluice.adapters.deepspeed.moe import comms_log, moving
 from sluice.adapters.deepspeed.moe import experts as experts_module
-from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend, EngineRunner, LayerSpec
-from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding
+from sluice.adapters.deepspeed.moe import moving
+from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding, Form
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch import CastingLayer, Context, MoeConfig, layer_options
 from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice
 from sluice.config import Options
-from sluice.errors import Mismatch, OverBudget
+from sluice.errors import InvalidState, Mismatch, OverBudget
 from sluice.planning.stages_chosen import MoeChoice
 from torch import nn
+
+from deepspeed.comm import comm
+
+_LOGGED = "all_to_all_single"  # Sluice's exchanges are logged as the host's own; an unknown name would end the process
 
 
 class Key(NamedTuple):
@@ -37,6 +44,50 @@ class Key(NamedTuple):
     lora_rank: int = 0
 
 
+class EngineRunner:
+    """One engine layer: of experts that C computes (form), or of the host's modules (None)."""
+
+    def __init__(self, context: Context, form: Form | None, config: MoeConfig) -> None:
+        self._form, self._modules = form, None
+        if form is not None:
+            self.layer = form.make_layer(context, config)
+        else:
+            self._modules = HostModules(config.num_experts // context.ep_group.world_size)
+            self.layer = CastingLayer(context, config, self._modules)
+
+    def run(
+        self,
+        tokens: torch.Tensor,  # [T, M]
+        expert_ids: torch.Tensor,  # [T, K] i32, -1 = dropped, any strides
+        route_weights: torch.Tensor,  # [T, K] f32, any strides
+        experts: Any,  # the local ones as the form takes them, read in each call: their storage may have moved
+        call_expert: CallExpert | None = None,  # given if there is no form
+    ) -> torch.Tensor:
+        """Returns the output [T, M] in the layer's dtype, with a backward. Collective."""
+        if self._modules is None:
+            assert self._form is not None
+            lora = self._form.lora_of(experts, self.layer.dtype) if self.layer.config.lora_rank else None
+            return self.layer(tokens, expert_ids, route_weights, self._form.parameters_of(experts), lora)
+        self._modules.bind(experts, call_expert)
+        try:
+            return self.layer(tokens, expert_ids, route_weights)
+        finally:
+            self._modules.bind((), None)
+
+
+class Swapped(Guarded):
+    """A base of the classes of swapped layers, before the host's class. Copies and pickles of a swapped layer are
+    layers of the host, so that a saved model loads without Sluice."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Uses the standard library's own function, so that a pickle has no name of Sluice. Handles of the library
+        cannot be copied."""
+        if moving.has_moved(self):
+            raise InvalidState("a layer whose experts have moved cannot be copied: move them home first")
+        values = {key: value for key, value in self.__dict__.items() if key != "_sluice"}
+        return copyreg._reconstructor, (type(self).__bases__[1], object, None), values  # type: ignore[attr-defined]
+
+
 class Runners:
     """The engine layers of one swapped layer, by their keys."""
 
@@ -45,7 +96,7 @@ class Runners:
     def __init__(
         self,
         finding: Finding,
-        backend: EngineBackend,
+        backend: OwnContext,
         options: Options,
         family: list[Runners],
         sharing: Sharing | None = None,
@@ -143,7 +194,9 @@ class Runners:
         except Mismatch as error:
             raise self.explain(error) from error
         except OverBudget as error:
-            raise self.explain_budget(error, tokens) from error
+            if self._sharing is None:
+                raise
+            raise self._sharing.explain(error, tokens.shape[0]) from error
 
     def refuse(self, message: str) -> None:
         """Tells the other ranks, through any engine layer, that this rank does not take part."""
@@ -151,15 +204,11 @@ class Runners:
             self._sharing.fail(message)
         if not self._runners:  # in the first call: the layer as it was swapped, on which all ranks agreed
             self._make(self._key_as_found(self.finding.dtype))
-        next(iter(self._runners.values())).refuse(message)
+        self.engine_layers()[0].refuse(RuntimeError(message))
 
     def explain(self, error: Mismatch) -> Mismatch:
         """Returns the error that ranks differ. A kind of layers may add the reason."""
         return error
-
-    def explain_budget(self, error: OverBudget, tokens: torch.Tensor) -> OverBudget:
-        """Returns the error, with the time at which the backend's share was made."""
-        return error if self._sharing is None else self._sharing.explain(error, tokens.shape[0])
 
     # ---- between steps ----
 
@@ -189,35 +238,33 @@ class Runners:
         raise NotImplementedError
 
     def decisions(self) -> str:
-        """Returns the tuner's decisions for the layers of the backend, as JSON; "": the backend has no context."""
-        return next((context.decisions_json() for context in self.contexts()), "")
+        """Returns the tuner's decisions for the layers of the backend, as JSON."""
+        return self.backend.context.decisions_json()
 
     def take_decisions(self, text: str) -> None:
         """Imports decisions that the backend does not have. Called on all ranks of the group with the same text."""
-        for context in self.contexts() if text else ():
-            context.learn(text)
+        self.backend.context.learn(text)
 
     def close(self) -> None:
         """Releases the engine layers and resets the placement, so that remaining references see no expert away."""
-        for runner in self._runners.values():
-            runner.layer.close()
+        for layer in self.engine_layers():
+            layer.close()
         self._runners, self.placement = {}, self.home
 
     def replace_experts(self, placement: Placement) -> None:
         """Gives the placement to the engine layers; the caller moves contents. Collective over the group."""
-        self.placement = placement_module.replace_in_all(list(self._runners.values()), self.placement, placement)
+        self.placement = placement_module.replace_in_all(self.engine_layers(), self.placement, placement)
 
     def loads(self) -> tuple[list[int], list[int]]:
         """Returns rows so far: of this rank's tokens by expert; and received by each rank, equal on all ranks."""
-        counted = [runner.loads() for runner in self._runners.values()]
+        counted = [layer.loads() for layer in self.engine_layers()]
         zeros = [0] * self.finding.num_experts, [0] * len(self.finding.ranks)
         by_expert, by_rank = ([sum(items) for items in zip(*lists)] for lists in zip(zeros, *counted))
         return by_expert, by_rank
 
     def spent(self) -> tuple[int, int, int]:
         """Returns totals of the backend's layers: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
-        now = self.backend.stats()
-        return int(now.get("pass_ns", 0)), int(now["bytes_sent"]), int(now["comm_ns"])
+        return int(self.backend.stats().get("pass_ns", 0)), *self.communication()
 
     # ---- for shares of a budget ----
 
@@ -238,14 +285,14 @@ class Runners:
         return self.finding.layer_id
 
     def contexts(self) -> list[Any]:
-        """Returns the torch adapter's contexts, for `sluice.decisions`; none if tests use another backend."""
-        context = getattr(self.backend, "context", None)
-        return [] if context is None else [context]
+        """Returns the torch adapter's contexts, for `sluice.decisions`."""
+        return [self.backend.context]
 
     @staticmethod
     def measures(layer: nn.Module) -> bool:
-        """Returns whether this layer's communication is logged."""
-        return comms_log.wanted()
+        """Returns whether the host's logger records this layer's communication, by the host's own rule."""
+        logger = comm.comms_logger
+        return bool(logger.enabled and (logger.prof_all or _LOGGED in logger.prof_ops))
 
     def communication(self) -> tuple[int, int]:
         """Returns (bytes sent, nanoseconds of the communication lane) so far."""
@@ -259,20 +306,15 @@ class Runners:
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
         """Logs the bytes that this forward has sent since `before`, and its backward's bytes after the backward."""
-        if len(self.finding.ranks) == 1 or not comms_log.wanted():
+        if len(self.finding.ranks) == 1 or not Runners.measures(layer):
             return
-        sent, nanoseconds = self.since(before)
-        comms_log.append("sluice_forward", nanoseconds, sent)
+        _log("sluice_forward", *self.since(before))
         if output.grad_fn is not None:
             # Prehook and posthook of the one node that is this layer's backward.
             start: list[tuple[int, int]] = []
             output.grad_fn.register_prehook(lambda _grads: start.append(self.communication()))
 
-            def after(_inputs: Any, _outputs: Any) -> None:
-                spent_bytes, spent_ns = self.since(start.pop())
-                comms_log.append("sluice_backward", spent_ns, spent_bytes)
-
-            output.grad_fn.register_hook(after)
+            output.grad_fn.register_hook(lambda *_: _log("sluice_backward", *self.since(start.pop())))
 
     def stats(self) -> dict[str, Any]:
         """Returns the layer's numbers for `sluice.stats`."""
@@ -294,20 +336,21 @@ class Runners:
     def _make(self, key: Key) -> None:
         dtype, untouched, lora_rank = key
         found = self.finding
-        spec = LayerSpec(
-            layer_id=found.layer_id,
+        form = found.form if untouched else None
+        config = MoeConfig(
+            model_width=found.model_width,
             num_experts=found.num_experts,
             top_k=found.top_k,
-            model_width=found.model_width,
+            hidden_width=found.form.hidden_width if found.form else 1,  # equal on all ranks, also on those without form
             dtype=dtype,
-            form=found.form if untouched else None,
-            hidden_width=found.form.hidden_width if found.form else 1,
-            lora_rank=lora_rank,
-            one_chunk=not untouched,
+            layer_id=found.layer_id,
             expert_rank=self.placement.expert_rank,
             expert_slot=self.placement.expert_slot,
+            lora_rank=lora_rank,
+            # A hooked module sees its rows in one call, unless the options give a number of chunks.
+            **layer_options(self._options, form is not None, 0 if untouched else 1),
         )
-        self._runners[key] = self.backend.layer(spec)
+        self._runners[key] = EngineRunner(self.backend.context, form, config)
         self._put_in_force(self._runners[key])
 
     def _put_in_force(self, runner: EngineRunner) -> None:
@@ -317,3 +360,8 @@ class Runners:
 
     def _autocast(self) -> bool:
         return torch.is_autocast_enabled(self.finding.device.type)
+
+
+def _log(name: str, num_bytes: int, nanoseconds: int) -> None:
+    """Appends bytes and time to the host's logger, which divides by the time in milliseconds."""
+    comm.comms_logger.append(_LOGGED, name, max(nanoseconds, 1) / 1e6, num_bytes)

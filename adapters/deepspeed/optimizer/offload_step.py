@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
+from sluice.adapters.deepspeed.optimizer.adam_ops import CpuAdamOp
 
 _COPY = torch.Tensor.copy_
 _OF_A_WINDOW = (

@@ -38,7 +38,6 @@ class NoOptimizer:
 
     needs_all_groups = False  # every stage must have parameters in every group
     counts_copies = True  # copies of parameters that are tied to another stage's count as well
-    name = "none"
 
     def why_not(self) -> str:
         """Returns why states cannot be taken out; "": they can."""
@@ -67,27 +66,15 @@ class NoOptimizer:
         """Replaces the optimizer's parameters by these, in this order."""
 
 
-class PlainOptimizer:
-    """A torch.optim.Optimizer over the parameters themselves."""
-
-    needs_all_groups = False
-    counts_copies = True
+class PlainOptimizer(NoOptimizer):
+    """A torch.optim.Optimizer over the parameters themselves, whose states are not partitioned."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self.name = type(optimizer).__name__
-
-    def why_not(self) -> str:
-        """See NoOptimizer."""
-        return ""
 
     def settings(self) -> list[dict[str, str]]:
         """See NoOptimizer."""
         return _settings(self._optimizer)
-
-    def bytes_of(self, parameters: Parameters) -> float:
-        """See NoOptimizer."""
-        return NoOptimizer().bytes_of(parameters)
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
         """See NoOptimizer."""
@@ -97,9 +84,6 @@ class PlainOptimizer:
         """See NoOptimizer."""
         places = zip(parameters, self.groups_of(parameters))
         return {p: Kept(where, self._state_of(p)) for p, where in places if where is not None}
-
-    def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
-        """See NoOptimizer. States are not partitioned here."""
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
         """See NoOptimizer."""
@@ -122,38 +106,15 @@ class PlainOptimizer:
         return state
 
 
-class _Flat(NamedTuple):
-    """The attribute of a DeepSpeed optimizer that has its groups, and the method that builds one."""
-
-    listed: str  # the parameters, in the user's order
-    build: str  # method of the engine
-    counts_copies: bool  # whether its gradient norm works if a group has only copies
-
-
-_FLAT = {
-    BF16_Optimizer: _Flat(
-        "bf16_groups",
-        "_configure_bf16_optimizer",
-        counts_copies=False,
-    ),
-    DeepSpeedZeroOptimizer: _Flat(
-        "bit16_groups",
-        "_configure_zero_optimizer",
-        counts_copies=True,
-    ),
-}
-
-
-class FlatOptimizer:
+class FlatOptimizer(NoOptimizer):
     """BF16_Optimizer, or the optimizer of ZeRO stage 1, whose groups are in flat buffers."""
 
     needs_all_groups = True
 
     def __init__(self, engine: Any, optimizer: Any) -> None:
         self._engine, self._optimizer = engine, optimizer
-        self.name = type(optimizer).__name__
-        self._form = _FLAT[type(optimizer)]
-        self.counts_copies = self._form.counts_copies
+        self._is_bf16 = type(optimizer) is BF16_Optimizer
+        self.counts_copies = not self._is_bf16  # whether its gradient norm works if a group has only copies
 
     def why_not(self) -> str:
         """See NoOptimizer."""
@@ -177,7 +138,7 @@ class FlatOptimizer:
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
         """See NoOptimizer."""
-        return _found(parameters, getattr(self._optimizer, self._form.listed))
+        return _found(parameters, self._optimizer.bf16_groups if self._is_bf16 else self._optimizer.bit16_groups)
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
         """See NoOptimizer. The states are in f32, in which `gather` adds the parts."""
@@ -205,7 +166,8 @@ class FlatOptimizer:
         basic.state.clear()
         for index, group in enumerate(basic.param_groups):
             group["params"] = [p for p, (where, _) in kept.items() if where == index]
-        built = getattr(self._engine, self._form.build)(basic)
+        engine = self._engine
+        built = engine._configure_bf16_optimizer(basic) if self._is_bf16 else engine._configure_zero_optimizer(basic)
         if getattr(old, "ready_for_gradients", False):  # during a batch, in which backwards have made the buckets
             built.setup_buckets()
         if hasattr(old, "loss_scaler"):  # the existing gradients have its scale
@@ -251,18 +213,18 @@ class OtherOptimizer(NoOptimizer):
     """An optimizer whose states cannot be found by parameter."""
 
     def __init__(self, optimizer: Any) -> None:
-        self.name = type(optimizer).__name__
+        self._name = type(optimizer).__name__
 
     def why_not(self) -> str:
         """See NoOptimizer."""
-        return f"it is a {self.name}"
+        return f"it is a {self._name}"
 
 
-def of_engine(engine: Any) -> Any:
+def of_engine(engine: Any) -> NoOptimizer:
     """Returns the optimizer of this engine, as one of the classes above."""
     optimizer = engine.optimizer
     if optimizer is None:
         return NoOptimizer()
-    if type(optimizer) in _FLAT:
+    if type(optimizer) in (BF16_Optimizer, DeepSpeedZeroOptimizer):
         return FlatOptimizer(engine, optimizer) if optimizer.optimizer is not None else OtherOptimizer(optimizer)
     return PlainOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else OtherOptimizer(optimizer)

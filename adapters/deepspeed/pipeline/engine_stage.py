@@ -8,31 +8,26 @@ Sluice chooses the next micro-batch and its slot in the engine's buffers, and se
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import LiveBatch
+from sluice.adapters.deepspeed.pipeline.stage_watch import Measured
 from sluice.adapters.torch import Edge
+from sluice.adapters.torch.split_backward import SplitBackward, linears_of
 from sluice.errors import InvalidArgument
+from torch import nn
 
+from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.runtime.pipe import schedule
 
 # The word of an edge: bit 0 is the form of the outputs; bit 1 is set if nothing in this stage or before it is trained,
 # so that the next stage returns no gradients; the higher bits are for layers that move during the batch.
 _TENSOR, _TUPLE = 0, 1
 _FORM, _UNTRAINED, _LIVE = 1, 2, 2  # two masks, and the shift of the higher bits
-
-
-class Watch(Protocol):
-    """Context managers around the ops of a batch."""
-
-    def forward(self, micro_batch: int) -> AbstractContextManager[None]: ...
-
-    def backward(self, micro_batch: int) -> AbstractContextManager[None]: ...
-
-    def weight_grad(self, micro_batch: int) -> AbstractContextManager[None]: ...
 
 
 class EngineStage:
@@ -46,7 +41,7 @@ class EngineStage:
         self._untrained: set[int] = set()  # micro-batches in flight whose earlier layers have nothing to train
         self._forward_only = False
         self._live: LiveBatch | None = None  # of the current batch
-        self.watch: Watch | None = None  # of the current batch
+        self.watch: Measured | None = None  # of the current batch
 
     @property
     def _engine(self) -> Any:
@@ -171,6 +166,69 @@ class EngineStage:
     def _execute(self, instruction: type, **arguments: Any) -> None:
         """Executes an instruction by the engine's table, as the host's schedule does."""
         self._engine._INSTRUCTION_MAP[instruction](self._engine, **arguments)
+
+
+class SplitBackwardStage(EngineStage):
+    """A stage with weight gradients as separate ops (sluice.adapters.torch.SplitBackwardStage). The engine's backward
+    is not split: linear layers defer their weight gradients in it (split_backward.py), and a separate op gives these to
+    the engine as another backward would."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._later = SplitBackward()
+
+    @property
+    def num_weights_later(self) -> int:
+        """Returns the number of weight gradients so far that were separate ops."""
+        return self._later.num_left
+
+    def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
+        super().begin(forward_only, live)
+        if not forward_only:
+            self._later.take(self._engine.module, _linears(self._engine.module))
+
+    def end(self) -> None:
+        self._later.give_back()
+        super().end()
+
+    def abandon(self) -> None:
+        self._later.give_back()
+        super().abandon()
+
+    def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        edge = super().forward(micro_batch, given)
+        if not self._forward_only:
+            self._later.learn((self._losses[micro_batch],) if edge is None else edge.tensors)
+        return edge
+
+    def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        with self._later.left_behind(micro_batch):
+            return super().backward(micro_batch, given)
+
+    def weight_grad(self, micro_batch: int) -> None:
+        """Computes the deferred weight gradients. Called after the backward of the micro-batch, in the same order."""
+        with self.watch.weight_grad(micro_batch) if self.watch else nullcontext(), _as_a_backward(self._engine):
+            self._later.run(micro_batch)
+
+
+def _linears(module: Any) -> list[nn.Linear]:
+    """Returns the linear layers outside experts and outside tied layers, whose functions may use the weights too."""
+    tied = set(map(id, getattr(module, "tied_modules", {}).values()))
+    return linears_of(module, lambda each: isinstance(each, MOELayer) or id(each) in tied)
+
+
+@contextmanager
+def _as_a_backward(engine: Any) -> Iterator[None]:
+    """Runs the engine's steps before and after a backward that does not start from a loss."""
+    if engine.using_bf16_optimizer:
+        engine.optimizer.clear_lp_grads()
+    engine._running_engine_backward = True  # read by the engine's hooks
+    try:
+        yield
+    finally:
+        engine._running_engine_backward = False
+    if engine.using_bf16_optimizer:
+        engine.optimizer.update_hp_grads(clear_lp_grads=False)
 
 
 def _live_of(given: Edge | None) -> int:

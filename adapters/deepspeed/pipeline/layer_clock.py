@@ -12,12 +12,14 @@ of the measured time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.torch import model_blocks
+from torch.autograd.graph import saved_tensors_hooks
 
 _MARK_S = 1e-5  # seconds of a mark; a layer has three
 _SHARE = 0.01  # share of the measured time that marks may take
@@ -194,3 +196,46 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for each in value:
             yield from _tensors(each)
+
+
+class HeldBytes:
+    """Measures, in one batch, the bytes that each layer saves for its backward in its first forward. note: receives the
+    bytes of a layer, at the layer's place. parameters: are not counted.
+
+    Saved-tensor hooks of autograd see the tensors. A tensor counts once for each layer that saves it, with its whole
+    storage. A tensor that two layers share counts for both, so the sum is an upper bound wherever the model is cut.
+    """
+
+    def __init__(self, note: array[float], parameters: Iterable[torch.Tensor]) -> None:
+        self._note = note
+        self._known = {parameter.data_ptr() for parameter in parameters}
+        self._sizes: dict[int, int] = {}
+        self._asked: set[int] = set()
+        self._open: tuple[int, Any] | None = None
+
+    def begin(self, place: int) -> None:
+        """Called before a forward of the layer at this place."""
+        if place not in self._asked and self._open is None:
+            self._asked.add(place)
+            hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+            hooks.__enter__()
+            self._open, self._sizes = (place, hooks), {}
+
+    def end(self, place: int) -> None:
+        """Called after a forward of the layer at this place."""
+        if self._open is not None and self._open[0] == place:
+            self._note[place] = max(1.0, float(sum(self._sizes.values())))
+            self.close()
+
+    def close(self) -> None:
+        """Ends a measurement, also after a forward that raised. May be called again."""
+        if self._open is not None:
+            self._open[1].__exit__()
+            self._open = None
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        where = tensor.data_ptr()
+        if where not in self._known and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            self._sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # saving an output itself would keep its graph alive

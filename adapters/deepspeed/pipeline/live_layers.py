@@ -99,7 +99,7 @@ class LiveLayers:
         if not moves:
             return []
         meeting = Meeting(moves, self._options.timeout if wait_s is None else wait_s)
-        going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
+        going = moving_layers.going(module, moves)
         leaving = [p for layer in going for p in stage_module.parameters_of(module, layer)]
         kept = moving_layers.taken(optimizer, leaving, meeting)
         listed = moving_layers.described(
@@ -143,7 +143,7 @@ class LiveLayers:
         why = self.why_never(module)
         if why:
             return why
-        going = [each.layer for each in moving_layers.moves_of(module, parts) if _goes(module, each)]
+        going = moving_layers.going(module, moving_layers.moves_of(module, parts))
         return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
 
     def why_never(self, module: Any) -> str:
@@ -287,10 +287,6 @@ def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
     return ""
 
 
-def _goes(module: Any, each: Move) -> bool:
-    return moving_layers.goes(module, each)
-
-
 def _still(content: Content) -> Content:
     """Returns the part of a content that changes only in updates: all but gradients."""
     return {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
@@ -315,19 +311,16 @@ def _trip(
     if cut.comes:
         for layer, function in zip(layers, cut.functions):
             stage_module.fill(function, contents[layer])
-    members = [(name, value) for content in contents.values() for name, value in content.items() if _is_tensor(value)]
-    needed = [value for name, value in members if not moving_layers.is_kept(name)]
-    rest = [value for name, value in members if moving_layers.is_kept(name)]
+    members = [(name, value) for content in contents.values() for name, value in content.items()]
+    tensors = [(moving_layers.is_kept(name), value) for name, value in members if isinstance(value, torch.Tensor)]
+    needed = [value for is_kept, value in tensors if not is_kept]
+    rest = [value for is_kept, value in tensors if is_kept]
     late = [torch.zeros(each.shape, dtype=sums.dtype_of(each)) for each in cut.parameters]
     late.append(torch.zeros(len(late), dtype=torch.uint8))
     peer = shipment.source if cut.comes else shipment.target
     kind = Arriving if cut.comes else Leaving
     own = [] if cut.comes else [(value, value._version) for value in needed + rest]
     return _Trip(cut, contents, kind(first.layer, peer, needed + rest, late), len(needed), own)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _changed(trips: Sequence[_Trip]) -> str | None:

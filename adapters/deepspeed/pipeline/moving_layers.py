@@ -94,9 +94,9 @@ def move(
         return Moved([], 0.0)
     meeting = Meeting(moves, wait_s)
     kept = taken(optimizer, list(module.parameters()), meeting)
-    going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
+    gone = going(module, moves)
     listed = described(
-        module, moves, meeting, lambda n: {**content_of(going[n], kept), **engine.sluice.experts.pack(going[n])}
+        module, moves, meeting, lambda n: {**content_of(gone[n], kept), **engine.sluice.experts.pack(gone[n])}
     )
     # The shipments to this stage, by layer. Each replica has its own ranks.
     arriving = {each.layer: shipment for each, shipment in zip(moves, listed) if comes(module, each)}
@@ -226,9 +226,9 @@ def agreed(
         if not refused:
             built = {each.layer: stage_module.build(module, each.layer) for each in moves if comes(module, each)}
         own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
-        going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
-        own["gone"] = {layer: stage_module.names_of(function) for layer, function in going.items()}
-        own |= _expert_groups(engine, going)
+        gone = going(module, moves)
+        own["gone"] = {layer: stage_module.names_of(function) for layer, function in gone.items()}
+        own |= _expert_groups(engine, gone)
     except Exception as error:  # for example in the constructor of a user's layer
         refused = f"{what}: {type(error).__name__}: {error}"
     own["refused"] = refused
@@ -291,8 +291,7 @@ def _require_as_many_groups(settings: dict[int, list[dict[str, str]]]) -> None:
 
 
 def _flattened(settings: Sequence[dict[str, str]]) -> dict[str, str]:
-    members = {f"group {i}: {key}": value for i, group in enumerate(settings) for key, value in group.items()}
-    return members
+    return {f"group {i}: {key}": value for i, group in enumerate(settings) for key, value in group.items()}
 
 
 def _require_alike(answers: dict[int, Any]) -> None:
@@ -353,8 +352,11 @@ def comes(module: Any, each: Move) -> bool:
     return bool(each.target == module.stage_id)
 
 
-def goes(module: Any, each: Move) -> bool:
-    return bool(each.source == module.stage_id)
+def going(module: Any, moves: Sequence[Move]) -> dict[int, Any]:
+    """Returns the layers that leave this stage."""
+    return {
+        each.layer: stage_module.function_of(module, each.layer) for each in moves if each.source == module.stage_id
+    }
 
 
 def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
@@ -365,9 +367,8 @@ def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
     reason = optimizer.why_not() if moves else ""
     if reason:
         return f"the optimizer state of layers cannot be extracted: {reason}"
-    for layer in (each.layer for each in moves if goes(module, each)):
-        why = stage_module.why_pinned(module, layer)
-        why = why or engine.sluice.experts.why_not(engine.sluice, layer, stage_module.function_of(module, layer))
+    for layer, function in going(module, moves).items():
+        why = stage_module.why_pinned(module, layer) or engine.sluice.experts.why_not(engine.sluice, layer, function)
         if why:
             return why
     return ""
@@ -408,7 +409,7 @@ def described(module: Any, moves: Sequence[Move], meeting: Meeting, pack: Callab
     returns the content of a leaving layer."""
 
     def packed() -> dict[int, Content]:
-        return {each.layer: shipments.without_gaps(pack(each.layer)) for each in moves if goes(module, each)}
+        return {layer: shipments.without_gaps(pack(layer)) for layer in going(module, moves)}
 
     contents = meeting.do("packing", packed)
     own = meeting.do("packing", lambda: {str(n): shipments.describe(content) for n, content in contents.items()})

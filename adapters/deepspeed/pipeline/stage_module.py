@@ -11,7 +11,8 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from sluice.adapters.common.migration.shipments import Content
@@ -22,8 +23,7 @@ from torch import nn
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
-_RECOMPUTED = "_sluice_recomputed_layers"  # attribute of a module: layers that the plan recomputes
-_OFFLOADED = "_sluice_offloaded_layers"  # attribute of a module: layers whose activations the plan offloads
+_SWITCHES = "_sluice_switches"  # attribute of a module: layers that a plan recomputes or offloads
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -185,11 +185,26 @@ def replace(module: Any, parts: Sequence[int], functions: Mapping[int, Any]) -> 
     module._precompute_checkpointable_values()
 
 
-class _Recomputed(NamedTuple):
-    """wanted: layers of all stages; here: layers of this stage that recompute."""
+@dataclass
+class _Switches:
+    """Layers of all stages that a plan switches, and what is switched on for the layers of this stage."""
 
-    wanted: frozenset[int]
-    here: dict[int, tuple[nn.Module, Recomputed]]
+    recomputed: frozenset[int] = frozenset()
+    offloaded: frozenset[int] = frozenset()
+    tier: str = ""
+    again: dict[int, tuple[nn.Module, Recomputed]] = field(default_factory=dict)  # by layer
+    copies: Offloaded | None = None
+
+
+def _switches(module: Any) -> _Switches:
+    """Returns the switches of a module, which has none until the first one is set."""
+    found: _Switches = vars(module).get(_SWITCHES) or _Switches()
+    return found
+
+
+def _set(module: Any, **switches: Any) -> None:
+    vars(vars(module).setdefault(_SWITCHES, _Switches())).update(switches)
+    _refresh_switches(module)
 
 
 def set_recomputed(module: Any, layers: Iterable[int]) -> None:
@@ -197,84 +212,50 @@ def set_recomputed(module: Any, layers: Iterable[int]) -> None:
 
     Each layer is switched separately. The host's checkpoint intervals would change the seeds of layers.
     """
-    known = getattr(module, _RECOMPUTED, None)
-    setattr(module, _RECOMPUTED, _Recomputed(frozenset(layers), known.here if known else {}))
-    _refresh_switches(module)
+    _set(module, recomputed=frozenset(layers))
 
 
 def recomputed_of(module: Any) -> frozenset[int]:
     """Returns layers of all stages that are recomputed."""
-    known = getattr(module, _RECOMPUTED, None)
-    return known.wanted if known else frozenset()
+    return _switches(module).recomputed
 
 
-def why_not_recomputed(module: Any, layer: int) -> str:
-    """Returns why a layer cannot be recomputed; "": it can. Decided by the layer's spec, which all ranks have."""
+def set_offloaded(module: Any, layers: Iterable[int], tier: str) -> None:
+    """Offloads the saved tensors of these layers to the tier until their backward, on whichever stage they are. If the
+    tier's file cannot be created, External is raised and nothing is offloaded."""
+    _set(module, offloaded=frozenset(layers), tier=tier)
+
+
+def offloaded_of(module: Any) -> Offloaded | None:
+    """Returns the offloaded layers of this stage; None: it has none."""
+    return _switches(module).copies
+
+
+def why_not_switched(module: Any, layer: int) -> str:
+    """Returns why a layer cannot be recomputed or offloaded; "": it can. The layer's spec decides, which all ranks
+    have."""
     spec = module._layer_specs[layer]
     if isinstance(spec, TiedLayerSpec):
         return f"layer {layer} is tied to others by '{spec.key}'"
     return "" if isinstance(spec, (LayerSpec, nn.Module)) else f"layer {layer} is a function"
 
 
-def _refresh_recomputed(module: Any) -> None:
-    known = getattr(module, _RECOMPUTED, None)
-    if known is None:
-        return
-    wanted = {layer: function_of(module, layer) for layer in layers_of(module) if layer in known.wanted}
-    for layer, (function, switch) in list(known.here.items()):
-        if wanted.get(layer) is not function:
-            switch.undo()
-            del known.here[layer]
-    for layer, function in wanted.items():
-        if layer not in known.here:
-            known.here[layer] = function, Recomputed([function])
-
-
-class _OffloadedLayers(NamedTuple):
-    """wanted: layers of all stages; here: layers of this stage that are offloaded."""
-
-    wanted: frozenset[int]
-    tier: str
-    here: Offloaded | None
-
-
-def set_offloaded(module: Any, layers: Iterable[int], tier: str) -> None:
-    """Offloads the saved tensors of these layers to the tier until their backward, on whichever stage they are. If the
-    tier's file cannot be created, External is raised and nothing is offloaded."""
-    _undo_offloaded(module)
-    setattr(module, _OFFLOADED, _OffloadedLayers(frozenset(layers), tier, None))
-    _refresh_switches(module)
-
-
-def offloaded_of(module: Any) -> Offloaded | None:
-    """Returns the offloaded layers of this stage; None: it has none."""
-    known = getattr(module, _OFFLOADED, None)
-    return known.here if known else None
-
-
-def why_not_offloaded(module: Any, layer: int) -> str:
-    """Returns why a layer cannot be offloaded; "": it can. Decided by the layer's spec, which all ranks have."""
-    return why_not_recomputed(module, layer)
-
-
-def _undo_offloaded(module: Any) -> None:
-    known = getattr(module, _OFFLOADED, None)
-    if known is not None and known.here is not None:
-        known.here.undo()
-        setattr(module, _OFFLOADED, known._replace(here=None))
-
-
 def _refresh_switches(module: Any) -> None:
     """Applies both switches to the current layers. Offloading wraps recomputation: it is undone first and set last."""
-    _undo_offloaded(module)
-    _refresh_recomputed(module)
-    known = getattr(module, _OFFLOADED, None)
-    chosen = [f"layer {layer}" for layer in layers_of(module) if known is not None and layer in known.wanted]
-    if not chosen:
-        return
-    found = {layer: function_of(module, layer) for layer in layers_of(module) if not is_tied(module, layer)}
-    modules = {f"layer {layer}": each for layer, each in found.items() if isinstance(each, nn.Module)}
-    setattr(module, _OFFLOADED, known._replace(here=Offloaded(modules, chosen, known.tier)))
+    now, here = _switches(module), {layer: function_of(module, layer) for layer in layers_of(module)}
+    if now.copies is not None:
+        now.copies.undo()
+        now.copies = None
+    for layer, (function, switch) in list(now.again.items()):
+        if layer not in now.recomputed or here.get(layer) is not function:
+            switch.undo()
+            del now.again[layer]
+    for layer in now.recomputed & here.keys() - now.again.keys():
+        now.again[layer] = here[layer], Recomputed([here[layer]])
+    chosen = [f"layer {layer}" for layer in here if layer in now.offloaded]
+    if chosen:
+        own = {n: each for n, each in here.items() if isinstance(each, nn.Module) and not is_tied(module, n)}
+        now.copies = Offloaded({f"layer {n}": each for n, each in own.items()}, chosen, now.tier)
 
 
 @contextmanager

@@ -75,13 +75,12 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
             "the plan says which layers are recomputed or offloaded, but activation_checkpoint_interval is set: "
             'remove that from the model and from the "pipeline" section'
         )
-    away = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.OFFLOAD and not has_plan[layer])
-    why = next((why for why in (stage_module.why_not_offloaded(engine.module, layer) for layer in away) if why), "")
-    if why:
-        return f"the plan offloads it, but {why}"
-    again = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE)
-    why = next((why for why in (stage_module.why_not_recomputed(engine.module, layer) for layer in again) if why), "")
-    return f"the plan recomputes it, but {why}" if why else ""
+    for layer, kind in enumerate(chosen.kinds):
+        is_offloaded = kind == stages.OFFLOAD and not has_plan[layer]
+        why = stage_module.why_not_switched(engine.module, layer) if is_offloaded or kind == stages.RECOMPUTE else ""
+        if why:
+            return f"the plan {'offloads' if is_offloaded else 'recomputes'} it, but {why}"
+    return ""
 
 
 def _moe_layers(module: Any, layer: int) -> list[Any]:

@@ -21,8 +21,7 @@ import torch.distributed as dist
 from sluice import trace
 from sluice.adapters.deepspeed.optimizer import optimizer_parts
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module, stage_plan
-from sluice.adapters.deepspeed.pipeline.held_bytes import HeldBytes
-from sluice.adapters.deepspeed.pipeline.layer_clock import LayerClock
+from sluice.adapters.deepspeed.pipeline.layer_clock import HeldBytes, LayerClock
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
@@ -172,7 +171,7 @@ class StageWatch:
             kept=[int(size) for size in kept],
             rerun=[int(min(held[n] if n in reruns else inputs[n], kept[n])) for n in count],
             output=[0] * len(held),  # inputs and outputs are counted with the layers that save them
-            may_rerun=[not host and not stage_module.why_not_recomputed(module, n) for n in count],
+            may_rerun=[not host and not stage_module.why_not_switched(module, n) for n in count],
         )
 
     @contextmanager

@@ -18,9 +18,8 @@ import torch
 from sluice import version
 from sluice.adapters.common import agree
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module, stage_plan
-from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
+from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage, SplitBackwardStage
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
-from sluice.adapters.deepspeed.pipeline.split_backward_stage import SplitBackwardStage
 from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig

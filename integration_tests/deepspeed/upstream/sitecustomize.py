@@ -47,7 +47,7 @@ def _count_batches() -> None:
 
 
 def _count_forwards() -> None:
-    from sluice.adapters.deepspeed.moe.autoep_layer import SluiceAutoEPMoELayer
+    from sluice.adapters.deepspeed.moe.autoep import SluiceAutoEPMoELayer
 
     run = SluiceAutoEPMoELayer._forward
 
@@ -62,7 +62,7 @@ def _count_forwards() -> None:
 @functools.cache
 def count_updates() -> None:
     """Counts optimizer updates. Called once per process."""
-    from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
+    from sluice.adapters.deepspeed.optimizer.adam_ops import CpuAdamOp
 
     run = CpuAdamOp.adam_update
 
@@ -83,7 +83,6 @@ def _switched_on(section: Any, *rest: Any) -> Any:
     return _of_ds_config(section, *rest)
 
 
-autoload.TARGETS["deepspeed.comm.torch"] = "no_shm_op"
-autoload.TARGETS["deepspeed.ops.adam.cpu_adam"] = "library_op"
+autoload.TARGETS.update({name: "host_ops" for name in ("deepspeed.comm.torch", "deepspeed.ops.adam.cpu_adam")})
 if _SECTION:
     settings.of_ds_config = _switched_on

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads an AutoEP layer of the host (`expert_parallel` in ds_config), and finds whether Sluice can run it.
+"""Runs the layers of DeepSpeed's AutoEP (`expert_parallel` in ds_config): how a layer is read, its state, its class.
 
 Its experts are stacked: w1 and w3 [E_local, H, M], w2 [E_local, M, H]. AutoEP makes these tensors from any layout of
 the model (one tensor for gate and up, a list of modules). The activation is found by calls of the host's own function.
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from sluice.adapters.common import activations
+from sluice.adapters.common.migration.moving import Expert, of_stacks
 from sluice.adapters.deepspeed.moe import experts as experts_module
+from sluice.adapters.deepspeed.moe import flops_profile
 from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding, ranks_of
+from sluice.adapters.deepspeed.moe.runners import EngineRunner, Key, Runners, Swapped
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Context, MoeConfig, StackedLayer
 
@@ -22,7 +25,7 @@ from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
 from deepspeed.moe.ep_experts import GroupedExperts
 
-# The methods that `autoep_layer` needs of a release's layer.
+# The methods that `SluiceAutoEPMoELayer` needs of a release's layer.
 _STEPS = ("_forward", "_finalize_output")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -37,12 +40,12 @@ class StackedForm:
     gated: ClassVar[bool] = True
 
     def make_layer(self, context: Context, config: MoeConfig) -> StackedLayer:
-        """See engine_backend.Form."""
+        """See finding.Form."""
         how = replace(config, activation=self.unit.activation, swiglu=self.unit.swiglu, gated=True)
         return StackedLayer(context, how, views=_as_they_are)
 
     def parameters_of(self, experts: GroupedExperts) -> list[torch.Tensor]:
-        """See engine_backend.Form."""
+        """See finding.Form."""
         return [experts.w1, experts.w3, experts.w2]
 
 
@@ -79,7 +82,7 @@ def probe(layer: AutoEPMoELayer, layer_id: int, name: str) -> Finding:
         name=name,
         ranks=ranks,
         num_experts=int(layer.num_experts),
-        # If scores are multiplied in before the experts, each route of a token is a row (autoep_state.py).
+        # If scores are multiplied in before the experts, each route of a token is a row (see _before).
         top_k=1 if layer.score_apply == "pre" else int(layer.top_k),
         model_width=model,
         dtype=experts.w1.dtype,
@@ -146,3 +149,95 @@ def _unit_of(experts: GroupedExperts, refuse: Refuse) -> activations.Unit:
             f'its activation "{name}" is not supported by the library, which has SiLU, GELU and ReLU gates, and SwiGLU'
         )
     return unit
+
+
+# ---- a swapped layer ----
+
+# Rows, expert ids [rows, K'] and weights f32 [rows, K'] of tokens [T, M], scores [T, K] and chosen experts [T, K].
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class ScorePlace(NamedTuple):
+    """Where a token's scores are multiplied in."""
+
+    route: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Routed]
+    by_token: Callable[[torch.Tensor, int], torch.Tensor]  # (outputs of the rows, K) -> outputs of the tokens [T, M]
+
+
+def _after(tokens: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> Routed:
+    return tokens, chosen, scores.float()
+
+
+def _before(tokens: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> Routed:
+    """Returns a row for each route of a token, as stock does."""
+    rows = tokens.repeat_interleave(scores.shape[1], 0)
+    rows = (rows.float() * scores.reshape(-1, 1)).to(tokens.dtype)
+    return rows, chosen.reshape(-1, 1), torch.ones_like(scores, dtype=torch.float32).reshape(-1, 1)
+
+
+SCORES = {
+    "post": ScorePlace(_after, lambda outputs, top_k: outputs),
+    "pre": ScorePlace(_before, lambda outputs, top_k: outputs.view(-1, top_k, outputs.shape[-1]).sum(dim=1)),
+}
+
+
+class AutoEPState(Runners):
+    """One swapped `AutoEPMoELayer`."""
+
+    def slots(self, container: Any) -> list[Expert]:
+        """See Runners."""
+        return of_stacks({"w1": container.w1, "w3": container.w3, "w2": container.w2}, container.w1.shape[0])
+
+    def runner(self, layer: Any, tokens: torch.Tensor) -> tuple[EngineRunner, torch.dtype]:
+        """Returns the engine layer for these tokens, and the dtype of its rows."""
+        self.check_container(layer.experts)
+        self.check_width(tokens)
+        dtype = self._dtype(layer, tokens)
+        return self.runner_for(Key(dtype, True)), dtype
+
+    def profile(self, expert_ids: torch.Tensor) -> None:
+        """Adds GEMMs to the host's count, since no module was called for them."""
+        assert self.finding.form is not None
+        flops_profile.count(self.finding.form, expert_ids)
+
+    def _dtype(self, layer: Any, tokens: torch.Tensor) -> torch.dtype:
+        """Returns the dtype of the host's GEMMs. The host casts weights to the rows' dtype, and its loop multiplies in
+        autocast's dtype, which its grouped GEMMs ignore."""
+        dtype = tokens.dtype
+        if self._autocast() and not layer.experts.use_grouped_mm:
+            dtype = torch.get_autocast_dtype(self.finding.device.type)
+        self.check_dtype(dtype)
+        return dtype
+
+
+class SluiceAutoEPMoELayer(Swapped, AutoEPMoELayer):
+    """An AutoEP layer whose dispatch, experts and combine are computed by Sluice. Router, shared experts, parameters,
+    names, state dict and checkpoints are those of the host."""
+
+    _sluice: AutoEPState
+
+    @torch.compiler.disable
+    def _forward(self, hidden_states: torch.Tensor) -> Any:
+        """Has the argument, result and side effects on the layer (tokens_per_expert) of the host's forward."""
+        state = self._sluice
+        try:
+            batch, length, width = hidden_states.shape
+            tokens = hidden_states.reshape(-1, width)
+            runner, dtype = state.runner(self, tokens)
+            scores, chosen, counts = self.router(tokens, self.expert_bias)
+            with torch.no_grad():
+                self.tokens_per_expert.add_(counts)
+            place = SCORES[self.score_apply]
+            rows, expert_ids, weights = place.route(tokens, scores, chosen)
+            state.settle(rows, dtype)
+        except Exception as error:
+            # The other ranks are about to exchange rows: they must learn that this rank does not take part.
+            state.refuse(f"{type(error).__name__}: {error}")
+            raise
+        before = state.communication() if state.measures(self) else None
+        summed = state.run(runner, rows.to(dtype), expert_ids, weights, self.experts)
+        state.profile(expert_ids)
+        if before is not None:
+            state.record(self, summed, before)
+        output = place.by_token(summed, self.top_k).reshape(batch, length, width)
+        return self._finalize_output(output, tokens, hidden_states, width)

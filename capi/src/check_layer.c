@@ -256,7 +256,8 @@ static sluice_status_t check_adapter(const sluice_moe_t* moe, const adapter_t* i
                      "layer %d: params.%s is given, but lora_rank is 0: create the layer with the largest rank of its "
                      "adapters",
                      c->layer_id, it->a != NULL ? it->a_name : it->b_name));
-  SLUICE_TRY(SLUICE_REQUIRE((it->a != NULL || it->shares) && it->b != NULL,
+  const sluice_tensor_t* a = it->shares ? before->a : it->a;
+  SLUICE_TRY(SLUICE_REQUIRE(a != NULL && it->b != NULL,
                             "layer %d: params.%s is given, but %s is NULL: an adapter has both factors", c->layer_id,
                             it->a != NULL ? it->a_name : it->b_name, it->a != NULL ? it->b_name : it->a_name));
   SLUICE_TRY(
@@ -265,7 +266,6 @@ static sluice_status_t check_adapter(const sluice_moe_t* moe, const adapter_t* i
                      "nothing",
                      c->layer_id, it->scale_name, (double)it->scale));
   if (moe->shape.num_local == 0) return SLUICE_OK;
-  const sluice_tensor_t* a = it->shares ? before->a : it->a;
   const int64_t any[] = {-1, it->columns};
   if (!it->shares) {
     SLUICE_TRY(sluice_tensor_check_on(a, it->a_name, moe->context->device_type, moe->context->device_id, 0, 2, any));

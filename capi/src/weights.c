@@ -20,10 +20,11 @@ static sluice_status_t packed_weight_of(int32_t format, int32_t block, const slu
                                         const sluice_tensor_t* scales, int64_t rows, int64_t cols,
                                         packed_weight_t* out) {
   const sluice_packed_format_t* f = sluice_packed_format(format);
+  *out = (packed_weight_t){0};
   SLUICE_TRY(SLUICE_REQUIRE(codes != NULL && scales != NULL, "%s is NULL", codes == NULL ? "codes" : "scales"));
-  const int32_t own = f == NULL ? 0 : f->block_cols;
-  const int32_t block_cols = block != 0 ? block : own != 0 ? own : DEFAULT_BLOCK;
-  if (f != NULL && cols < 0) {
+  if (f == NULL) return sluice_packed_check_shape(format, block, cols, "weight"); /* it names the formats */
+  const int32_t block_cols = block != 0 ? block : f->block_cols != 0 ? f->block_cols : DEFAULT_BLOCK;
+  if (cols < 0) {
     SLUICE_TRY(SLUICE_REQUIRE(codes->ndim == 2 && codes->shape != NULL, "codes: want a shape of two dimensions"));
     rows = codes->shape[0], cols = codes->shape[1] * 8 / f->bits;
   }

@@ -56,15 +56,13 @@ def schedules(recorded: dict[str, Any]) -> str:
 
 def quickstart(recorded: dict[str, Any]) -> str:
     """As ./quickstart draws its events."""
-    place = HERE.parents[1] / "examples" / "text_lm" / "timeline.py"
-    spec = importlib.util.spec_from_file_location("quickstart_timeline", place)
+    place = HERE.parents[1] / "examples" / "text_lm" / "quickstart.py"
+    spec = importlib.util.spec_from_file_location("quickstart", place)
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     of = recorded["quickstart"]
-    with tempfile.TemporaryDirectory() as folder:
-        tool.write({side: rows(of[side]) for side in ("stock", "sluice")}, Path(folder), of["title"])
-        return (Path(folder) / "timeline.svg").read_text()
+    return timeline.svg([tool.panel(side, rows(of[side])) for side in ("stock", "sluice")], of["title"], timeline.by_op)
 
 
 def trace(recorded: dict[str, Any]) -> str:

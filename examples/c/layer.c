@@ -148,8 +148,7 @@ int main(int argc, char** argv) {
     backward.grad_params = &grads; /* grad_tokens stays NULL, because x is data */
     must(p_sluice_moe_backward(moe, saved, &backward, NULL));
     p_sluice_step_drop(saved);
-    must(p_sluice_gate_backward(&gate, &dlogits, NULL, &dids, &dgrad_weights, 0, 0,
-                                &dgrad_logits));
+    must(p_sluice_gate_backward(&gate, &dlogits, NULL, &dids, &dgrad_weights, 0, 0, &dgrad_logits));
 
     const float rate = 1.5f;
     for (int m = 0; m < M; ++m) {

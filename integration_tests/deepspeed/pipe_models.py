@@ -181,11 +181,13 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind.startswith("experts"):  # on both stages, even after all layers but the ends moved
         first, second = {
             "experts": ({}, {}),
+            "experts as modules": ({}, {}),
             "experts alone": ({"ep_size": 1}, {"ep_size": 1}),
             "experts of two widths": ({}, {"hidden": 40}),
         }[kind]
         ends = [LayerSpec(Experts, **first), LayerSpec(Experts, **second)]
-        return [ends[0], LayerSpec(Block), ends[0], ends[1], LayerSpec(Block), ends[1]]
+        specs = [ends[0], LayerSpec(Block), ends[0], ends[1], LayerSpec(Block), ends[1]]
+        return [each.build() for each in specs] if "modules" in kind else specs
     words = kind.split()
     kinds = [Delayed if "delays" in words else Block] * (2 * stages - 2 if "deep" in words else 4)
     between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
@@ -215,7 +217,8 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
            "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "of two widths":
-           another width on the second stage), or some of "dropout", "tied", "delays", "deep" (two layers per stage)
+           another width on the second stage; "as modules", not specs), or some of "dropout", "tied", "delays",
+           "deep" (two layers per stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """
     torch.manual_seed(0)

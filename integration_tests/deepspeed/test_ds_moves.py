@@ -77,6 +77,7 @@ def test_Layers_MoveEveryFewSteps_SameBitsAsNone(
 EXPERTS: dict[str, dict[str, Any]] = {
     "f32": {"kind": "experts"},
     "f32 alone": {"kind": "experts alone"},
+    "f32 as modules": {"kind": "experts as modules"},
     "clipped": {"kind": "experts", "config": CLIPPED},
     "bf16": {"kind": "experts", "dtype": "bfloat16"},
     "zero 1": {"kind": "experts", "config": ZERO1},

@@ -111,7 +111,8 @@ def adopt(engine: Any, layer: int, function: Any, content: Content) -> None:
     layers are made in their first forward."""
     handle, after_experts = engine.sluice, engine._config.use_data_before_expert_parallel_
     for each in function.modules() if isinstance(function, nn.Module) else ():
-        if hasattr(each, "set_deepspeed_parallelism"):
+        # A layer that was built before the pipeline, and has been on this stage, still has its groups.
+        if hasattr(each, "set_deepspeed_parallelism") and _group_of(each) is None:
             each.set_deepspeed_parallelism(after_experts)  # finds the existing groups
     for name, each in layers_in(function):
         carried = json.loads(content[_CARRIED + name])
@@ -131,6 +132,10 @@ def adopt(engine: Any, layer: int, function: Any, content: Content) -> None:
         if carried["choice"]:
             state.use_plan(MoeChoice(**carried["choice"]))
         handle.findings.append(finding)
+
+
+def _group_of(layer: nn.Module) -> Any:
+    return getattr(getattr(layer, "deepspeed_moe", None), "ep_group", None)
 
 
 def settle(arrived: Iterable[tuple[Any, Content]], gone: Iterable[Any]) -> None:

@@ -78,6 +78,10 @@ def test_Gate_EachPolicyAndK_LossesCountsAndDrawsAsStock(ranks2: Ranks, gate: st
 
 
 CALLED = {"expert": "tuple"}
+OFFLOADED = {
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    **{"zero_force_ds_cpu_optimizer": False, "gradient_clipping": 0.05},
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "one expert on a rank": {"layers": [{"num_experts": 2}, {"num_experts": 2, **CALLED}]},
     "eight experts on a rank": {"layers": [{"num_experts": 16, "k": 4}, {"num_experts": 16, "k": 4, **CALLED}]},
@@ -95,6 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chunks adaptive": {"layers": [{"k": 2}], "sluice": {"chunks": "adaptive"}},
     "policy adaptive": {"layers": [{"k": 2, "expert": "gated"}, CALLED], "sluice": {"policy": "adaptive"}},
     "policy offload": {"layers": [{"k": 2, "expert": "gated"}], "sluice": {"policy": {"input": "offload"}}},
+    "optimizer offloaded by the host": {"layers": [{"k": 2}, {"ep_size": 1, "expert": "tuple"}], "config": OFFLOADED},
 }
 
 

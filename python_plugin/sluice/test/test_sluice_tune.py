@@ -22,8 +22,11 @@ def test_Tune_TwoRanks_MeasureExchangesAndKeepADecision_WithWhichTrainingBegins(
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
     words = [*SIZES[:-2], "--cache-dir", str(tmp_path / "cache"), "--config", "ds.json", "--keep", "--json"]
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
-    made = json.loads(output_of(tmp_path, *torchrun(tmp_path), "-m", "sluice", "tune", *words, *model))
+    command = ["sh", "-c", '"$@" 2>errors', "sh", *torchrun(tmp_path), "-m", "sluice", "tune", *words, *model]
+    made = json.loads(output_of(tmp_path, *command, SLUICE_LOG="decision"))
     machine, kept = made["machine"], made["kept"]
+    logged = (tmp_path / "errors").read_text().count("sluice: decision: M ")
+    assert logged == len(kept["decisions"])  # by the first rank alone
     assert machine["world_size"] == 2 and machine["exchange"] and made["plan"]["layers"][0]["fits"]
     sizes = [machine[f"{name}_contention"]["points"][0][0] for name in ("exchange", "compute")]
     assert sizes == [1024, 1024] and json.loads((tmp_path / "machine.json").read_text()) == machine

@@ -32,10 +32,3 @@ def install(module: ModuleType) -> None:
 
     get_schedule_class._sluice_original = original  # type: ignore[attr-defined]
     module.get_schedule_class = get_schedule_class  # type: ignore[attr-defined]
-
-
-def uninstall(module: ModuleType) -> None:
-    """Restores torch's function. Modules that have imported the wrapper keep it."""
-    module.get_schedule_class = getattr(  # type: ignore[attr-defined]
-        module.get_schedule_class, "_sluice_original", module.get_schedule_class
-    )

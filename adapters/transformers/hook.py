@@ -83,12 +83,3 @@ def _make_quantizer(*arguments: Any, **named: Any) -> Any:
     from sluice.adapters.transformers.quantizer import SluiceQuantizer
 
     return SluiceQuantizer(*arguments, **named)
-
-
-def uninstall(module: ModuleType) -> None:
-    """Removes the entries."""
-    for registry in ("ExpertsInterface", "EPImplementationInterface"):
-        if hasattr(module, registry):
-            getattr(module, registry)._global_mapping.pop(NAME, None)
-    for registry in ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"):
-        getattr(module, registry, {}).pop(NAME, None)

@@ -21,7 +21,7 @@ from sluice.planning.planner import Choice, Planner, Workload
 
 
 def _steps(case, layer, rank, most, until=lambda: False):
-    """Runs up to so many steps."""
+    """Runs at most `most` steps, and stops when `until` returns true."""
     for _ in range(most):
         tokens, ids, weights, params = case.inputs(rank)
         layer(tokens, ids, weights, params).backward(case.cotangents[rank])

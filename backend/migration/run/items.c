@@ -265,16 +265,22 @@ static void copy_to_host(const sluice_migration_t* m, int32_t item, const sluice
   }
 }
 
-sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32_t peer,
-                                       const sluice_migration_span_t* to, int32_t num_spans, int32_t* out_is_there) {
+/* Finds an item of the migration in progress, for a function that is called before the commit. */
+static sluice_status_t find_in_progress(const sluice_migration_t* m, const char* function, uint64_t id, int32_t peer,
+                                        int32_t direction, int32_t* out_item) {
   if (m->phase != SLUICE_MIGRATION_STREAMS) {
-    return SLUICE_FAIL(SLUICE_E_STATE,
-                       "sluice_migration_read_early: no migration is in progress (%s); call it before the commit",
+    return SLUICE_FAIL(SLUICE_E_STATE, "%s: no migration is in progress (%s); call it before the commit", function,
                        sluice_migration_phase_name(m->phase));
   }
-  const int32_t item = find(m, id, peer, SLUICE_MIGRATION_ARRIVES);
-  SLUICE_TRY(SLUICE_REQUIRE(item >= 0, "sluice_migration_read_early: no item %llu arrives from rank %d",
-                            (unsigned long long)id, peer));
+  *out_item = find(m, id, peer, direction);
+  return SLUICE_REQUIRE(*out_item >= 0, "%s: no item %llu %s rank %d", function, (unsigned long long)id,
+                        direction == SLUICE_MIGRATION_ARRIVES ? "arrives from" : "leaves for", peer);
+}
+
+sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32_t peer,
+                                       const sluice_migration_span_t* to, int32_t num_spans, int32_t* out_is_there) {
+  int32_t item;
+  SLUICE_TRY(find_in_progress(m, "sluice_migration_read_early", id, peer, SLUICE_MIGRATION_ARRIVES, &item));
   SLUICE_TRY(check(&m->list.items[item], to, num_spans));
   pthread_mutex_lock(&m->mutex); /* the thread that sends at a rate reads the same list */
   sluice_move_hear_the_rest(m);  /* commit reports failures */
@@ -285,14 +291,8 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32
 }
 
 sluice_status_t sluice_move_mark_still(sluice_migration_t* m, uint64_t id, int32_t peer) {
-  if (m->phase != SLUICE_MIGRATION_STREAMS) {
-    return SLUICE_FAIL(SLUICE_E_STATE,
-                       "sluice_migration_mark_still: no migration is in progress (%s); call it before the commit",
-                       sluice_migration_phase_name(m->phase));
-  }
-  const int32_t item = find(m, id, peer, SLUICE_MIGRATION_LEAVES);
-  SLUICE_TRY(SLUICE_REQUIRE(item >= 0, "sluice_migration_mark_still: no item %llu leaves for rank %d",
-                            (unsigned long long)id, peer));
+  int32_t item;
+  SLUICE_TRY(find_in_progress(m, "sluice_migration_mark_still", id, peer, SLUICE_MIGRATION_LEAVES, &item));
   pthread_mutex_lock(&m->mutex);
   sluice_move_stop_access_out(m, item);
   pthread_mutex_unlock(&m->mutex);

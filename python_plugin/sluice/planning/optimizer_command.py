@@ -20,8 +20,8 @@ EXAMPLE = """examples:
   sluice plan --optimizer 20e9 --tier file --budget near=48GiB --budget file=1TiB --update-rate 40e9 --copy-rate 3e9
   sluice plan --optimizer 128e6 --tier near --ranks 4 --update-rate 20e9 --sum-rate 1e9 --sum-seconds 1e-4
 
-tiers: masters and moments lie near, where updates run; far, in host memory beside a device; or in a file.
-rates are bytes a second; `sluice doctor --tiers FOLDER` measures this machine's
+tiers hold masters and moments: near is where updates run, far is host memory next to a device, file is a file.
+Rates are bytes a second; `sluice doctor --tiers FOLDER` measures them on this machine.
 
 exit status: 0 it fits; 1 it does not; 2 wrong arguments
 """
@@ -197,9 +197,9 @@ STEPS_EXAMPLE = """examples:
   sluice simulate --optimizer 20e9 --tiers far,file --update-rate 2e12 --copy-rate 25e9 --file-rate 6e9 \\
                   --budget near=80GiB --json
 
-tiers: masters and moments lie near, where updates run; far, in host memory beside a device; or in a file.
-Without --tiers those whose rate is given, and near. Rates are bytes a second; `sluice doctor --tiers FOLDER` measures
-this machine's
+tiers hold masters and moments: near is where updates run, far is host memory next to a device, file is a file.
+Without --tiers, near and each tier with a rate are simulated. Rates are bytes a second; `sluice doctor --tiers FOLDER`
+measures them on this machine.
 
 exit status: 0 some row fits; 1 none does; 2 wrong arguments
 """

@@ -112,6 +112,8 @@ void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtab
                            const sluice_comm_config_t* config);
 void sluice_comm_retain(sluice_comm_t* comm);
 void sluice_comm_release(sluice_comm_t* comm); /* accepts NULL; destroys at zero references */
+/* Keeps the first failure; OK is none. */
+void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status);
 /* Returns INTERNAL: exchange_start was called with two requests in flight. */
 sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm);
 

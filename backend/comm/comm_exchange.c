@@ -71,6 +71,7 @@ void sluice_comm_group_begin(sluice_comm_t* comm) {
 
 sluice_status_t sluice_comm_group_end(sluice_comm_t* comm, sluice_stream_t stream, sluice_status_t status) {
   if (comm->vtable->group_end == NULL) return status;
+  if (status == SLUICE_OK) status = sluice_comm_check_usable(comm);
   const sluice_status_t ended = comm->vtable->group_end(comm, stream, status);
   if (status != SLUICE_OK) return status;
   return ended == SLUICE_OK ? SLUICE_OK : sluice_comm_fail_and_tell(comm, ended);

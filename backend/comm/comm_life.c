@@ -68,7 +68,7 @@ void sluice_comm_destroy(sluice_comm_t* comm) { sluice_comm_release(comm); }
 /* In the child of a fork, the parent's threads, locks and connections must not be touched. */
 int sluice_comm_is_inherited(const sluice_comm_t* comm) { return comm->pid != getpid(); }
 
-/* Only the first failure is kept, because it is the one to report. */
+/* The first failure is the one to report. */
 void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status) {
   int32_t expected = SLUICE_OK;
   atomic_compare_exchange_strong(&comm->broken, &expected, status);

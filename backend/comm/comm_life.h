@@ -9,7 +9,6 @@
 int sluice_comm_is_inherited(const sluice_comm_t* comm);
 /* Return STATE in such a child, and for a broken communicator the status that broke it. */
 sluice_status_t sluice_comm_check_usable(sluice_comm_t* comm);
-void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status);
 /* Aborts after a step that failed on this rank before its messages were posted, because peers would wait for them until
  * their deadlines. Returns status. */
 sluice_status_t sluice_comm_fail_and_tell(sluice_comm_t* comm, sluice_status_t status);

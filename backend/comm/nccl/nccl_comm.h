@@ -51,11 +51,3 @@ typedef struct sluice_nccl_options_s {
  * TIMED_OUT, PEER_LOST. */
 sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
                                         sluice_comm_t** out_comm);
-
-/* Enqueues all receives and sends of the exchange, all in device memory, on `stream`; stream-complete. Collective.
- * Waits on the host only while NCCL sets up connections (the first exchange with a peer), until the deadline. Errors:
- * PEER_LOST, TIMED_OUT, ABORTED, EXTERNAL: the communicator is aborted and broken. */
-sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
-                                             sluice_stream_t stream);
-/* Returns OK, or the error of an enqueued exchange that ended the communicator. Does not wait. */
-sluice_status_t sluice_nccl_poll(sluice_comm_t* comm);

@@ -29,6 +29,10 @@ static void end_nccl(nccl_comm_t* comm) {
   }
 }
 
+static uint64_t received_bytes(const nccl_comm_t* comm) {
+  return SLUICE_MAX_IN_FLIGHT * (uint64_t)comm->base.world_size * sizeof(received_t);
+}
+
 static void nccl_destroy(sluice_comm_t* base) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);
   int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
@@ -44,7 +48,7 @@ static void nccl_destroy(sluice_comm_t* base) {
   if (comm->stream != NULL) (void)comm->driver->cuStreamDestroy_v2(comm->stream);
   if (is_current) (void)sluice_cuda_leave(comm->device);
   pthread_mutex_destroy(&comm->mutex);
-  sluice_free(sluice_process_allocator(), comm->requests[0].host_recv, comm->arrays_bytes);
+  sluice_free(sluice_process_allocator(), comm->requests[0].received, received_bytes(comm));
   sluice_nccl_forget_posted(comm);
   void (*released)(void* user) = comm->released;
   void* user = comm->released_user;
@@ -71,26 +75,6 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .exchange_start = sluice_nccl_exchange_start,
     .headers_start = sluice_nccl_headers_start,
     .exchange_wait = sluice_nccl_exchange_wait,
-    .all_reduce_i64 = NULL,
-    .abort = nccl_abort,
-    .abandon = sluice_nccl_abandon,
-    .exchange_enqueue = sluice_nccl_exchange_enqueue,
-    .group_begin = sluice_nccl_group_begin,
-    .group_end = sluice_nccl_group_end,
-    .poll = sluice_nccl_poll,
-    .memory_refusal = sluice_nccl_refusal_of_memory,
-    .allocate = sluice_nccl_allocate,
-    .release = sluice_nccl_release,
-    .is_capturable = 1,
-    .messages_open = sluice_tcp_open_side_channel,
-};
-
-static const sluice_comm_vtable_t nccl_vtable_with_store = {
-    .destroy = nccl_destroy,
-    .exchange_start = sluice_nccl_exchange_start,
-    .headers_start = sluice_nccl_headers_start,
-    .exchange_wait = sluice_nccl_exchange_wait,
-    .all_reduce_i64 = NULL,
     .abort = nccl_abort,
     .publish = nccl_publish,
     .lookup = nccl_lookup,
@@ -106,16 +90,11 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .messages_open = sluice_tcp_open_side_channel,
 };
 
-static sluice_status_t allocate_arrays(nccl_comm_t* comm) {
-  uint64_t world_size = (uint64_t)comm->base.world_size;
-  comm->arrays_bytes = world_size * SLUICE_MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
-  char* at = sluice_alloc_zeroed(sluice_process_allocator(), comm->arrays_bytes, "nccl requests");
-  if (at == NULL) return sluice_alloc_status();
+static sluice_status_t allocate_received(nccl_comm_t* comm) {
+  received_t* received = sluice_alloc_zeroed(sluice_process_allocator(), received_bytes(comm), "nccl requests");
+  if (received == NULL) return sluice_alloc_status();
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
-    comm->requests[i].host_recv = (void**)(void*)at;
-    comm->requests[i].recv_bytes = (uint64_t*)(void*)(at + world_size * sizeof(void*));
-    comm->requests[i].recv_at = comm->requests[i].recv_bytes + world_size;
-    at += world_size * (sizeof(void*) + 2 * sizeof(uint64_t));
+    comm->requests[i].received = received + (int64_t)i * comm->base.world_size;
   }
   return SLUICE_OK;
 }
@@ -163,13 +142,15 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   comm->released_user = options->released_user;
   if (options->store != NULL) comm->store = *options->store;
   comm->open_headers = options->open_headers != NULL ? options->open_headers : sluice_tcp_open_headers;
-  sluice_comm_init_base(&comm->base, options->store != NULL ? &nccl_vtable_with_store : &nccl_vtable, "nccl", &c);
+  comm->vtable = nccl_vtable;
+  if (options->store == NULL) comm->vtable.publish = NULL, comm->vtable.lookup = NULL;
+  sluice_comm_init_base(&comm->base, &comm->vtable, "nccl", &c);
   comm->nccl = *options->symbols;
   comm->device = options->device;
   comm->driver = sluice_cuda_device_driver(options->device);
   comm->memory = options->memory;
   pthread_mutex_init(&comm->mutex, NULL);
-  status = allocate_arrays(comm);
+  status = allocate_received(comm);
   if (status != SLUICE_OK) goto err_destroy;
   status = sluice_cuda_enter(comm->device);
   if (status != SLUICE_OK) goto err_destroy;

@@ -68,8 +68,3 @@ sluice_status_t sluice_nccl_fail_aborted(nccl_comm_t* comm) {
   return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->base.rank, -1, "rank %d: this communicator was aborted",
                           comm->base.rank);
 }
-
-void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status) {
-  int32_t expected = SLUICE_OK;
-  if (status != SLUICE_OK) atomic_compare_exchange_strong(&comm->broken, &expected, status);
-}

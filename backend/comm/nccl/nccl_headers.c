@@ -50,7 +50,7 @@ static void give_up(nccl_comm_t* comm, sluice_comm_t* tcp, sluice_status_t statu
   sluice_error_info_t why;
   char note[32];
   sluice_error_capture(&why);
-  sluice_nccl_mark_broken(tcp, status);
+  sluice_comm_mark_broken(tcp, status);
   (void)snprintf(note, sizeof note, "because %d", why.peer);
   sluice_nccl_note_gone(comm, why.peer >= 0 ? note : "aborted");
   sluice_nccl_end_kernels(comm);
@@ -76,7 +76,7 @@ sluice_status_t sluice_nccl_headers_wait(nccl_comm_t* comm, sluice_comm_request_
 
 void sluice_nccl_headers_abandon(nccl_comm_t* comm, sluice_comm_request_t* request) {
   sluice_comm_t* tcp = atomic_load(&comm->headers);
-  sluice_nccl_mark_broken(tcp, atomic_load(&comm->base.broken));
+  sluice_comm_mark_broken(tcp, atomic_load(&comm->base.broken));
   tcp->vtable->abandon(tcp, request->header);
   sluice_nccl_end_kernels(comm);
   request->header = NULL;
@@ -87,6 +87,6 @@ void sluice_nccl_headers_close(nccl_comm_t* comm) {
   sluice_comm_t* tcp = atomic_load(&comm->headers);
   if (tcp == NULL) return;
   atomic_store(&comm->headers, NULL);
-  sluice_nccl_mark_broken(tcp, atomic_load(&comm->base.broken)); /* no farewell */
+  sluice_comm_mark_broken(tcp, atomic_load(&comm->base.broken)); /* no farewell */
   tcp->vtable->destroy(tcp);
 }

@@ -47,8 +47,7 @@ static sluice_status_t run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, c
   for (int32_t p = 0; p < world_size; ++p) {
     send[p] = NULL;
     recv[p] = NULL;
-    r->host_recv[p] = NULL;
-    r->recv_bytes[p] = 0;
+    r->received[p].to = NULL;
     if (p == comm->base.rank) continue;
     send[p] = e->send[p];
     recv[p] = e->recv[p];
@@ -57,15 +56,13 @@ static sluice_status_t run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, c
   sent = all;
   for (int32_t p = 0; p < world_size; ++p) {
     if (p == comm->base.rank || e->recv_bytes[p] == 0 || where(comm, e->recv[p]) == DEVICE) continue;
-    r->host_recv[p] = e->recv[p];
-    r->recv_bytes[p] = e->recv_bytes[p];
-    r->recv_at[p] = all;
+    r->received[p] = (received_t){.to = e->recv[p], .bytes = e->recv_bytes[p], .at = all};
     all += sluice_align_up(e->recv_bytes[p]);
   }
   SLUICE_TRY(reserve_staging(comm, &r->staging, all));
   uint64_t at = 0;
   for (int32_t p = 0; p < world_size; ++p) {
-    if (r->host_recv[p] != NULL) recv[p] = r->staging.on_device + r->recv_at[p];
+    if (r->received[p].to != NULL) recv[p] = r->staging.on_device + r->received[p].at;
     if (send[p] == NULL || e->send_bytes[p] == 0 || where(comm, send[p]) == DEVICE) continue;
     if (r->staging.pinned == NULL) continue; /* nothing is staged */
     memcpy(r->staging.pinned + at, send[p], e->send_bytes[p]);
@@ -111,8 +108,8 @@ sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exc
 
 static void take_received(const nccl_comm_t* comm, sluice_comm_request_t* request) {
   for (int32_t p = 0; p < comm->base.world_size; ++p) {
-    if (request->host_recv[p] == NULL) continue;
-    memcpy(request->host_recv[p], request->staging.pinned + request->recv_at[p], request->recv_bytes[p]);
+    const received_t* received = &request->received[p];
+    if (received->to != NULL) memcpy(received->to, request->staging.pinned + received->at, received->bytes);
   }
 }
 

@@ -75,7 +75,7 @@ sluice_status_t sluice_nccl_allocate(sluice_comm_t* base, uint64_t bytes, void**
   if (block == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_cuda_enter(comm->device);
   if (status == SLUICE_OK) status = sluice_cuda_leave_with(comm->device, start_and_take(comm, bytes, block));
-  if (comm->comm == NULL) sluice_nccl_mark_broken(base, status);
+  if (comm->comm == NULL) sluice_comm_mark_broken(base, status);
   if (block->data == NULL) {
     sluice_free(sluice_process_allocator(), block, sizeof *block);
     return status;

@@ -17,14 +17,18 @@ typedef struct staging_s {
   uint64_t bytes;
 } staging_t;
 
+/* Bytes of a peer that are copied to host memory in the wait. */
+typedef struct received_s {
+  void* to;           /* NULL: none */
+  uint64_t bytes, at; /* `at` in the staging */
+} received_t;
+
 struct sluice_comm_request_s {
   int32_t is_used;
   sluice_comm_request_t* header; /* of the TCP connections; then no other member is used. Or NULL */
   void* done;                    /* event */
   staging_t staging;
-  void** host_recv; /* [W], where received bytes are copied in the wait; NULL: nothing to do */
-  uint64_t* recv_bytes;
-  uint64_t* recv_at; /* offsets in the staging */
+  received_t* received; /* [W] */
 };
 
 /* A registered buffer. */
@@ -49,6 +53,7 @@ typedef struct sluice_nccl_posted_s {
 
 typedef struct sluice_nccl_comm_s {
   sluice_comm_t base;
+  sluice_comm_vtable_t vtable; /* of this object: without a store no publish and lookup */
   sluice_nccl_symbols_t nccl;
   sluice_device_t* device;
   const sluice_cuda_driver_t* driver;
@@ -62,7 +67,6 @@ typedef struct sluice_nccl_comm_s {
   sluice_nccl_store_t store;
   void (*released)(void* user);
   void* released_user;
-  uint64_t arrays_bytes;
   char refusal_text[160];
   sluice_nccl_block_t* blocks;
   sluice_nccl_posted_t posted;
@@ -90,7 +94,6 @@ void sluice_nccl_abort_group(nccl_comm_t* comm);
 /* Records NCCL's error, with the rank at fault if notes name one, and aborts. */
 sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what);
 sluice_status_t sluice_nccl_fail_aborted(nccl_comm_t* comm);
-void sluice_nccl_mark_broken(sluice_comm_t* comm, sluice_status_t status);
 
 /* ---- nccl_settle.c: waits for background work of NCCL ---- */
 
@@ -107,9 +110,13 @@ sluice_status_t sluice_nccl_make_ready(nccl_comm_t* comm, uint64_t deadline_ns);
 
 /* Enqueues one exchange of device memory. The device is entered. */
 sluice_status_t sluice_nccl_run_group(nccl_comm_t* comm, const sluice_exchange_t* e, void* stream);
-/* Exchanges enqueued between these two calls are one NCCL group (comm.h). */
+/* Entries of the vtable. Waits on the host only while NCCL sets up connections (the first exchange with a peer), until
+ * the deadline. */
+sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                             sluice_stream_t stream);
 void sluice_nccl_group_begin(sluice_comm_t* base);
 sluice_status_t sluice_nccl_group_end(sluice_comm_t* base, sluice_stream_t stream, sluice_status_t status);
+sluice_status_t sluice_nccl_poll(sluice_comm_t* comm);
 /* Frees the list of messages. */
 void sluice_nccl_forget_posted(nccl_comm_t* comm);
 

@@ -79,20 +79,12 @@ void sluice_nccl_forget_posted(nccl_comm_t* comm) {
   sluice_free(sluice_process_allocator(), posted->messages, (uint64_t)posted->room * sizeof *posted->messages);
 }
 
-static sluice_status_t check_usable(const sluice_comm_t* base) {
-  sluice_status_t broken = atomic_load(&base->broken);
-  if (broken == SLUICE_OK) return SLUICE_OK;
-  return SLUICE_FAIL_PEER(broken, base->rank, -1, "rank %d: this nccl communicator is no longer usable", base->rank);
-}
-
 sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                              sluice_stream_t stream) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);
-  SLUICE_TRY(check_usable(base));
   if (comm->posted.is_open) return note_exchange(comm, exchange);
   SLUICE_TRY(sluice_cuda_enter(comm->device));
   sluice_status_t status = sluice_cuda_leave_with(comm->device, sluice_nccl_run_group(comm, exchange, stream));
-  sluice_nccl_mark_broken(base, status);
   if (status == SLUICE_OK) ++base->num_started;
   return status;
 }
@@ -102,11 +94,9 @@ void sluice_nccl_group_begin(sluice_comm_t* base) { sluice_nccl_downcast(base)->
 sluice_status_t sluice_nccl_group_end(sluice_comm_t* base, sluice_stream_t stream, sluice_status_t status) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);
   comm->posted.is_open = 0;
-  if (status == SLUICE_OK) status = check_usable(base);
   if (status == SLUICE_OK && comm->posted.count > 0) {
     status = sluice_cuda_enter(comm->device);
     if (status == SLUICE_OK) status = sluice_cuda_leave_with(comm->device, run_posted(comm, stream));
-    sluice_nccl_mark_broken(base, status);
     if (status == SLUICE_OK) ++base->num_started;
   }
   comm->posted.count = 0;
@@ -119,6 +109,6 @@ sluice_status_t sluice_nccl_poll(sluice_comm_t* base) {
   int state = sluice_nccl_state(comm);
   if (state == 0 || state == SLUICE_NCCL_IN_PROGRESS) return SLUICE_OK;
   sluice_status_t status = sluice_nccl_fail(comm, state, "an exchange that was enqueued");
-  sluice_nccl_mark_broken(base, status);
+  sluice_comm_mark_broken(base, status);
   return status;
 }

@@ -52,8 +52,8 @@ static sluice_status_t use(sluice_comm_t* comm) {
   void* recv[1] = {NULL};
   const uint64_t none[1] = {0};
   const sluice_exchange_t exchange = {send, none, recv, none};
-  SLUICE_TRY(sluice_nccl_exchange_enqueue(comm, &exchange, NULL));
-  return sluice_nccl_poll(comm);
+  SLUICE_TRY(sluice_comm_exchange_enqueue(comm, &exchange, NULL));
+  return sluice_comm_poll(comm);
 }
 
 static sluice_status_t make_and_use(const sluice_nccl_symbols_t* nccl, void* parent) {
@@ -127,7 +127,7 @@ void gpu_part_nccl(void) {
   if (status == SLUICE_OK) registered(comm);
   if (status == SLUICE_OK) {
     sluice_comm_abort(comm);
-    gpu_report("is aborted", sluice_nccl_poll(comm) == SLUICE_E_ABORTED ? NULL : "and does not say so");
+    gpu_report("is aborted", sluice_comm_poll(comm) == SLUICE_E_ABORTED ? NULL : "and does not say so");
   }
   sluice_comm_destroy(comm);
   gpu_report("and another follows", problem_of(make_and_use(&nccl, NULL)));

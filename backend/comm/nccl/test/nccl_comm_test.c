@@ -113,7 +113,7 @@ static sluice_status_t enqueue_between(rank_t* r, int me, unsigned char* from, u
     memset(from + p * BLOCK, 16 * me + p + 1, BLOCK);
   }
   const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
-  return sluice_nccl_exchange_enqueue(r->comm, &exchange, r->stream);
+  return sluice_comm_exchange_enqueue(r->comm, &exchange, r->stream);
 }
 
 static sluice_status_t enqueue(rank_t* r, int me) { return enqueue_between(r, me, r->send, r->recv); }
@@ -142,7 +142,7 @@ TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   clear_received();
   for (int i = 0; i < W; ++i) {
     assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
-    assert_int_equal(sluice_nccl_poll(ranks[i].comm), SLUICE_OK);
+    assert_int_equal(sluice_comm_poll(ranks[i].comm), SLUICE_OK);
     if (i < W - 1) assert_false(sluice_fake_cuda_idle(ranks[0].stream));
   }
   check_received(BLOCK);
@@ -335,7 +335,7 @@ static void* visit_main(void* argument) {
     nanosleep(&nap, NULL);
     if (sluice_now_ns() > patient_until_ns) sluice_comm_abort(r->comm); /* as the host's watchdog would */
   }
-  if (visit->status == SLUICE_OK) visit->status = sluice_nccl_poll(r->comm); /* also if a peer or watchdog aborted */
+  if (visit->status == SLUICE_OK) visit->status = sluice_comm_poll(r->comm); /* also if a peer or watchdog aborted */
   for (int p = 0; p < W && visit->status == SLUICE_OK; ++p) {
     for (uint64_t b = 0; b < size_of(p, visit->rank); ++b) {
       visit->wrong_bytes += to[p * BLOCK + b] != 16 * p + visit->rank + 1;
@@ -443,8 +443,8 @@ TEST(Poll_PeerAborted_IsPeerLostAndTheStreamEnds) {
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK);
   assert_false(sluice_fake_cuda_idle(ranks[0].stream));
   sluice_comm_abort(ranks[1].comm);
-  assert_int_equal(sluice_nccl_poll(ranks[1].comm), SLUICE_E_ABORTED);
-  assert_int_equal(sluice_nccl_poll(ranks[0].comm), SLUICE_E_PEER_LOST);
+  assert_int_equal(sluice_comm_poll(ranks[1].comm), SLUICE_E_ABORTED);
+  assert_int_equal(sluice_comm_poll(ranks[0].comm), SLUICE_E_PEER_LOST);
   assert_true(sluice_fake_cuda_idle(ranks[0].stream));
   /* A new group works in the same process. */
   for (int i = 0; i < W; ++i) sluice_comm_destroy(ranks[i].comm);

@@ -46,9 +46,6 @@ typedef struct sluice_comm_vtable_s {
    * themselves. */
   sluice_status_t (*exchange_wait)(sluice_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
                                    int32_t* out_peer);
-  /* Element-wise over all ranks, in place. NULL: it is built from exchanges. */
-  sluice_status_t (*all_reduce_i64)(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
-                                    uint64_t deadline_ns);
   void (*abort)(sluice_comm_t* comm);
   /* Publish and look up a note that outlives a hang; NULL: there is no store. lookup returns bytes, 0 if absent, -1 if
    * the store is gone. */
@@ -165,7 +162,7 @@ sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t*
 /* The same with records that contain only the refusal: one outcome for all ranks. */
 sluice_status_t sluice_comm_agree_on_status(sluice_comm_t* comm, const sluice_agreement_t* agreement,
                                             sluice_status_t mine);
-/* Sums wrap around. If the transport has no all-reduce: one exchange for small data, two (reduce-scatter, then
+/* Element-wise over all ranks, in place; sums wrap around. One exchange for small data, two (reduce-scatter, then
  * all-gather) for large data; at most one other request may be in flight. */
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
                                            const char* phase);

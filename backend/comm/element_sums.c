@@ -7,29 +7,36 @@
 #include "backend/base/dtype.h"
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): types cannot be in parentheses. */
-#define DEFINE_ELEMENT(name, type, sum_type, to_sum, from_sum)            \
-  static void load_##name(const void* data, int64_t count, void* sums) {  \
-    const type* restrict from = data;                                     \
-    sum_type* restrict to = sums;                                         \
-    for (int64_t i = 0; i < count; ++i) to[i] = to_sum(from[i]);          \
-  }                                                                       \
-  static void add_##name(const void* data, int64_t count, void* sums) {   \
-    const type* restrict from = data;                                     \
-    sum_type* restrict to = sums;                                         \
-    for (int64_t i = 0; i < count; ++i) to[i] += to_sum(from[i]);         \
-  }                                                                       \
-  static void store_##name(const void* sums, int64_t count, void* data) { \
-    const sum_type* restrict from = sums;                                 \
-    type* restrict to = data;                                             \
-    for (int64_t i = 0; i < count; ++i) to[i] = from_sum(from[i]);        \
+#define DEFINE_ELEMENT(name, type, sum_type, to_sum, plus, from_sum)          \
+  static void load_##name(const void* data, int64_t count, void* sums) {      \
+    const type* restrict from = data;                                         \
+    sum_type* restrict to = sums;                                             \
+    for (int64_t i = 0; i < count; ++i) to[i] = to_sum(from[i]);              \
+  }                                                                           \
+  static void add_##name(const void* data, int64_t count, void* sums) {       \
+    const type* restrict from = data;                                         \
+    sum_type* restrict to = sums;                                             \
+    for (int64_t i = 0; i < count; ++i) to[i] = plus(to[i], to_sum(from[i])); \
+  }                                                                           \
+  static void store_##name(const void* sums, int64_t count, void* data) {     \
+    const sum_type* restrict from = sums;                                     \
+    type* restrict to = data;                                                 \
+    for (int64_t i = 0; i < count; ++i) to[i] = from_sum(from[i]);            \
   }
 
-#define AS_IT_IS(x) (x)
-DEFINE_ELEMENT(f32, float, float, AS_IT_IS, AS_IT_IS)
-DEFINE_ELEMENT(f64, double, double, AS_IT_IS, AS_IT_IS)
-DEFINE_ELEMENT(bf16, uint16_t, float, sluice_bf16_to_f32, sluice_f32_to_bf16)
-DEFINE_ELEMENT(f16, uint16_t, float, sluice_f16_to_f32, sluice_f32_to_f16)
+#define AS_IT_IS(x)  (x)
+#define PLUS(a, b)   ((a) + (b))
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+DEFINE_ELEMENT(f32, float, float, AS_IT_IS, PLUS, AS_IT_IS)
+DEFINE_ELEMENT(f64, double, double, AS_IT_IS, PLUS, AS_IT_IS)
+DEFINE_ELEMENT(bf16, uint16_t, float, sluice_bf16_to_f32, PLUS, sluice_f32_to_bf16)
+DEFINE_ELEMENT(f16, uint16_t, float, sluice_f16_to_f32, PLUS, sluice_f32_to_f16)
+DEFINE_ELEMENT(sum, uint64_t, uint64_t, AS_IT_IS, PLUS, AS_IT_IS) /* unsigned: it wraps around */
+DEFINE_ELEMENT(max, int64_t, int64_t, AS_IT_IS, LARGER, AS_IT_IS)
 /* NOLINTEND(bugprone-macro-parentheses) */
+
+const sluice_element_sums_t sluice_i64_sums = {SLUICE_DTYPE_I64, 8, load_sum, add_sum, store_sum};
+const sluice_element_sums_t sluice_i64_maxima = {SLUICE_DTYPE_I64, 8, load_max, add_max, store_max};
 
 static const sluice_element_sums_t elements[] = {
     {SLUICE_DTYPE_F32, 4, load_f32, add_f32, store_f32},

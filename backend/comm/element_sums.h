@@ -15,3 +15,5 @@ typedef struct sluice_element_sums_s {
 
 /* Supports f32, bf16, f16 and f64; NULL: another dtype. */
 const sluice_element_sums_t* sluice_element_sums_of(int32_t dtype);
+/* Sums of i64, which wrap around, and maxima instead of sums. */
+extern const sluice_element_sums_t sluice_i64_sums, sluice_i64_maxima;

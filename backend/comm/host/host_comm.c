@@ -163,7 +163,6 @@ sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, cons
       .destroy = host_destroy,
       .exchange_start = host_exchange_start,
       .exchange_wait = host_exchange_wait,
-      .all_reduce_i64 = NULL,
       .abort = host.abort != NULL ? host_abort : NULL,
       .publish = host.publish != NULL ? host_publish : NULL,
       .lookup = host.lookup != NULL ? host_lookup : NULL,

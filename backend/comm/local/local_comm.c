@@ -207,7 +207,6 @@ static const sluice_comm_vtable_t local_comm_vtable = {
     .destroy = local_destroy,
     .exchange_start = sluice_local_exchange_start,
     .exchange_wait = sluice_local_exchange_wait,
-    .all_reduce_i64 = NULL,
     .abort = local_abort,
     .publish = local_publish,
     .lookup = local_lookup,

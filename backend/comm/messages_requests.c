@@ -131,7 +131,6 @@ static sluice_status_t fill(sluice_message_operation_t* o, const sluice_message_
   for (int32_t i = 0; i < message->num_spans; ++i) {
     if (message->spans[i].bytes > 0) spans[num_spans++] = message->spans[i];
   }
-  out->next = NULL;
   out->progress = 0;
   out->peer = message->peer;
   out->num_spans = num_spans;
@@ -192,7 +191,7 @@ sluice_status_t sluice_messages_send(sluice_messages_t* m, const sluice_message_
 }
 
 void sluice_messages_set_gives_way(sluice_messages_t* m, int32_t gives_way) {
-  if (m->wire != NULL) sluice_wire_give_way(m->wire, gives_way);
+  if (m->wire != NULL && m->wire->vtable->give_way != NULL) m->wire->vtable->give_way(m->wire, gives_way);
 }
 
 void sluice_messages_sent(sluice_messages_t* m, sluice_outgoing_t* out) {
@@ -255,8 +254,19 @@ static void take_back(sluice_messages_t* m, sluice_message_operation_t* o) {
   atomic_fetch_sub(&m->outstanding, 1);
 }
 
+int32_t sluice_outgoing_cancel(const sluice_link_t* queue, uint64_t request) {
+  for (sluice_link_t* l = queue->next; l != queue; l = l->next) {
+    const sluice_outgoing_t* out = SLUICE_ENTRY_OF(l, sluice_outgoing_t, place);
+    if (out->number != request || out->progress > 0) continue;
+    sluice_list_remove(l);
+    return 1;
+  }
+  return 0;
+}
+
 static int32_t cancel_send(sluice_messages_t* m, int32_t peer, sluice_message_request_t request) {
-  if (m->wire == NULL || !sluice_wire_cancel(m->wire, peer, request)) return 0;
+  if (m->wire == NULL || m->wire->vtable->cancel == NULL) return 0;
+  if (!m->wire->vtable->cancel(m->wire, peer, request)) return 0;
   /* The wire has returned it, so the operation is still in its list. */
   pthread_mutex_lock(&m->mutex);
   sluice_message_operation_t* o = find_in(&m->sends, request);

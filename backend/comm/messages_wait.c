@@ -119,7 +119,6 @@ static void tell(sluice_messages_t* m, int32_t waits_for) {
     const int is_free = !*is_out && !p->has_left && !m->is_failing;
     if (is_free) {
       *is_out = 1;
-      out->next = NULL;
       out->progress = 0;
       out->frame.tag = waits_for >= 0 ? (uint64_t)waits_for : UINT64_MAX;
     }

@@ -6,7 +6,38 @@
  * when it calls any other function below, it holds none. */
 #pragma once
 
+#include <stddef.h>
+
 #include "backend/comm/messages.h"
+
+/* The head of an intrusive list, or a link in an entry, which is removed in one step wherever it is. A link is in one
+ * list, or points to itself. */
+typedef struct sluice_link_s {
+  struct sluice_link_s* prev;
+  struct sluice_link_s* next;
+} sluice_link_t;
+
+#define SLUICE_ENTRY_OF(link, type, member) ((type*)(void*)((char*)(link)-offsetof(type, member)))
+
+static inline void sluice_list_init(sluice_link_t* list) { list->prev = list->next = list; }
+
+static inline void sluice_list_append(sluice_link_t* list, sluice_link_t* link) {
+  link->prev = list->prev;
+  link->next = list;
+  list->prev->next = link;
+  list->prev = link;
+}
+
+static inline void sluice_list_remove(sluice_link_t* link) {
+  link->prev->next = link->next;
+  link->next->prev = link->prev;
+  sluice_list_init(link);
+}
+
+/* Returns the oldest entry, or NULL. */
+static inline sluice_link_t* sluice_list_first(const sluice_link_t* list) {
+  return list->next != list ? list->next : NULL;
+}
 
 enum {
   SLUICE_FRAME_MESSAGE = 0x736c756d,
@@ -27,15 +58,24 @@ typedef struct sluice_frame_s {
 /* An outgoing message. It belongs to the endpoint. A wire may use it from `send` until the wire calls `sent`, returns
  * it in `cancel`, or returns from `fail` or `close`. */
 typedef struct sluice_outgoing_s {
-  struct sluice_outgoing_s* next; /* for the wire, as is `progress` */
-  uint64_t progress;              /* 0 at the call of `send` */
-  uint64_t number;                /* of the request; 0: a frame of the endpoint itself */
-  int32_t peer;                   /* never the own rank */
+  sluice_link_t place; /* in the wire's queue */
+  uint64_t progress;   /* for the wire; 0 at the call of `send`, and until it begins to send */
+  uint64_t number;     /* of the request; 0: a frame of the endpoint itself */
+  int32_t peer;        /* never the own rank */
   int32_t num_spans;
   const sluice_message_span_t* spans;
   sluice_frame_t frame; /* directly followed by: */
   unsigned char head[SLUICE_MESSAGE_MAX_HEAD_BYTES];
 } sluice_outgoing_t;
+
+/* A queue of outgoing messages to one peer is a list, for wires that send them one after the other. Returns the oldest,
+ * or NULL. */
+static inline sluice_outgoing_t* sluice_outgoing_first(const sluice_link_t* queue) {
+  sluice_link_t* first = sluice_list_first(queue);
+  return first != NULL ? SLUICE_ENTRY_OF(first, sluice_outgoing_t, place) : NULL;
+}
+/* Removes the message with this number if nothing of it was sent. Returns whether it did. */
+int32_t sluice_outgoing_cancel(const sluice_link_t* queue, uint64_t number);
 
 typedef struct sluice_wire_s sluice_wire_t;
 
@@ -58,13 +98,6 @@ typedef struct sluice_wire_vtable_s {
 struct sluice_wire_s {
   const sluice_wire_vtable_t* vtable;
 };
-
-static inline int32_t sluice_wire_cancel(sluice_wire_t* wire, int32_t peer, uint64_t number) {
-  return wire->vtable->cancel == NULL ? 0 : wire->vtable->cancel(wire, peer, number);
-}
-static inline void sluice_wire_give_way(sluice_wire_t* wire, int32_t gives_way) {
-  if (wire->vtable->give_way != NULL) wire->vtable->give_way(wire, gives_way);
-}
 
 /* ---- called by wires, from any thread ---------------------------------------------------------------------------- */
 

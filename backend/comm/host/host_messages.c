@@ -24,23 +24,22 @@ typedef struct front_s {
   unsigned char inside[INLINE_BYTES]; /* the head, then the payload if it fits */
 } front_t;
 
-/* An outgoing message, in memory of its own. */
+/* A message that is being sent, in memory of its own. */
 typedef struct departure_s {
-  struct departure_s* next;
   sluice_outgoing_t* outgoing; /* NULL: a frame of the wire itself, or the endpoint has failed */
   uint64_t bytes;              /* after the front */
   uint64_t offset;             /* start of the part that is being sent */
   void* request;               /* for the front, then for each part; NULL: not started */
-  int32_t peer;
   int32_t is_front_out;
   front_t front;
   unsigned char payload[];
 } departure_t;
 
 typedef struct host_peer_s {
-  departure_t* first; /* outgoing, oldest first; the parts of one message are not interleaved with others */
-  departure_t* last;
-  void* request; /* incoming: for the front, or for a part of the payload; NULL: no more can be posted */
+  sluice_link_t queue;
+  departure_t* departure; /* of the first in the queue, until it is sent; NULL: none */
+  sluice_frame_t word;    /* of the wire itself, to be sent after the queue; kind 0: none */
+  void* request;          /* incoming: for the front, or for a part of the payload; NULL: no more can be posted */
   sluice_message_arrival_t* arrival;
   unsigned char* trash; /* receives the payload after the endpoint has failed */
   uint64_t offset;
@@ -64,7 +63,6 @@ typedef struct host_wire_s {
   pthread_mutex_t mutex; /* guards all members below, and is held while the host is called */
   pthread_cond_t changed;
   int32_t is_dead;
-  int32_t culprit;
   int32_t is_closing;
   uint64_t closing_ns;
   int32_t is_dirty; /* a message may be in flight that will not be received */
@@ -87,8 +85,8 @@ static sluice_status_t record(const host_wire_t* wire, sluice_status_t status, i
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
-/* Uses malloc rather than the allocator: memory that the transport cannot release stays in use until the process
- * ends. */
+/* Copies the head and payload. Uses malloc rather than the allocator: memory that the transport cannot release stays in
+ * use until the process ends. */
 static departure_t* pack(const sluice_outgoing_t* out) {
   const uint64_t inside = out->frame.head_bytes + out->frame.payload_bytes;
   const uint64_t bytes = inside <= INLINE_BYTES ? 0 : out->frame.payload_bytes;
@@ -96,7 +94,6 @@ static departure_t* pack(const sluice_outgoing_t* out) {
   if (d == NULL) return NULL;
   memset(d, 0, sizeof *d);
   d->bytes = bytes;
-  d->peer = out->peer;
   d->front.frame = out->frame;
   memcpy(d->front.inside, out->head, out->frame.head_bytes);
   unsigned char* to = bytes > 0 ? d->payload : d->front.inside + out->frame.head_bytes;
@@ -107,22 +104,35 @@ static departure_t* pack(const sluice_outgoing_t* out) {
   return d;
 }
 
-static void append(host_wire_t* wire, departure_t* d) {
-  host_peer_t* p = &wire->peers[d->peer];
-  if (p->first == NULL) {
-    p->first = d;
-  } else {
-    p->last->next = d;
+/* Makes a departure of the next message or frame for this peer, if there is one. */
+static sluice_status_t depart(host_wire_t* wire, int32_t peer) {
+  host_peer_t* p = &wire->peers[peer];
+  sluice_outgoing_t* out = sluice_outgoing_first(&p->queue);
+  if (out != NULL) {
+    p->departure = pack(out);
+    if (p->departure == NULL) {
+      return SLUICE_FAIL_PEER(SLUICE_E_NO_MEMORY, wire->rank, peer,
+                              "rank %d has no memory for the copy of a message of %llu bytes to rank %d", wire->rank,
+                              (unsigned long long)out->frame.payload_bytes, peer);
+    }
+    p->departure->outgoing = out;
+    out->progress = 1;
+  } else if (p->word.kind != 0) {
+    p->departure = calloc(1, sizeof *p->departure); /* without memory, peers find out by themselves */
+    if (p->departure != NULL) p->departure->front.frame = p->word;
+    p->word.kind = 0;
   }
-  p->last = d;
+  return SLUICE_OK;
 }
 
 /* Call with the mutex held. Sends the messages to this peer as far as possible without waiting. */
 static sluice_status_t push(host_wire_t* wire, int32_t peer, int* out_has_moved) {
   host_peer_t* p = &wire->peers[peer];
   sluice_host_failure_t failure = {.peer = -1};
-  while (p->first != NULL) {
-    departure_t* d = p->first;
+  for (;;) {
+    if (p->departure == NULL) SLUICE_TRY(depart(wire, peer));
+    departure_t* d = p->departure;
+    if (d == NULL) return SLUICE_OK;
     sluice_status_t status = SLUICE_OK;
     if (d->request == NULL) {
       const void* data = d->is_front_out ? (const void*)(d->payload + d->offset) : &d->front;
@@ -141,12 +151,13 @@ static sluice_status_t push(host_wire_t* wire, int32_t peer, int* out_has_moved)
     if (d->is_front_out) d->offset += sluice_min_u64(d->bytes - d->offset, PART_BYTES);
     d->is_front_out = 1;
     if (d->offset < d->bytes) continue;
-    p->first = d->next;
-    if (p->first == NULL) p->last = NULL;
-    if (d->outgoing != NULL) sluice_messages_sent(wire->messages, d->outgoing);
+    p->departure = NULL;
+    if (d->outgoing != NULL) {
+      sluice_list_remove(&d->outgoing->place);
+      sluice_messages_sent(wire->messages, d->outgoing);
+    }
     free(d);
   }
-  return SLUICE_OK;
 }
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
@@ -272,12 +283,13 @@ static void fail(host_wire_t* wire, sluice_status_t status, int32_t peer) {
 /* Sends a frame of the wire itself: that this rank leaves, or has lost another rank. Call with the mutex held. */
 static void tell_all(host_wire_t* wire, uint32_t kind, uint64_t tag) {
   for (int32_t r = 0; r < wire->world_size; ++r) {
-    departure_t* d = r != wire->rank ? calloc(1, sizeof *d) : NULL; /* without memory, peers find out by themselves */
-    if (d == NULL) continue;
-    d->peer = r;
-    d->front.frame = (sluice_frame_t){.kind = kind, .tag = tag};
-    append(wire, d);
+    if (r != wire->rank) wire->peers[r].word = (sluice_frame_t){.kind = kind, .tag = tag};
   }
+}
+
+/* Call with the mutex held. */
+static int is_sending(const host_peer_t* p) {
+  return p->departure != NULL || sluice_list_first(&p->queue) != NULL || p->word.kind != 0;
 }
 
 /* Delays the farewell of a peer: sends that it has received may not yet be known as sent here. */
@@ -285,24 +297,20 @@ static void hear_farewell(host_wire_t* wire, int32_t peer) {
   host_peer_t* p = &wire->peers[peer];
   if (p->farewell_ns == 0) return;
   pthread_mutex_lock(&wire->mutex);
-  const int is_through = p->first == NULL;
+  const int is_through = !is_sending(p);
   pthread_mutex_unlock(&wire->mutex);
   if (!is_through && sluice_now_ns() < p->farewell_ns + FAREWELL_NS) return;
   p->farewell_ns = 0;
   if (!sluice_messages_has_failed(wire->messages)) sluice_messages_hear(wire->messages, peer, &p->front.frame);
 }
 
-static int is_sending(const host_wire_t* wire) {
-  for (int32_t r = 0; r < wire->world_size; ++r) {
-    if (wire->peers[r].first != NULL) return 1;
-  }
-  return 0;
-}
-
 /* Call with the mutex held. */
 static int is_over(const host_wire_t* wire) {
-  if (!wire->is_closing) return 0;
-  return !is_sending(wire) || sluice_now_ns() >= wire->closing_ns + LINGER_NS;
+  if (!wire->is_closing || sluice_now_ns() >= wire->closing_ns + LINGER_NS) return wire->is_closing;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    if (is_sending(&wire->peers[r])) return 0;
+  }
+  return 1;
 }
 
 static void* run(void* argument) {
@@ -336,23 +344,12 @@ static void* run(void* argument) {
 
 static void host_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   host_wire_t* wire = downcast(base);
-  departure_t* d = pack(out);
-  int has_moved = 0;
   const int32_t peer = out->peer;
-  if (d == NULL) {
-    (void)SLUICE_FAIL_PEER(SLUICE_E_NO_MEMORY, wire->rank, peer,
-                           "rank %d has no memory for the copy of a message of %llu bytes to rank %d", wire->rank,
-                           (unsigned long long)out->frame.payload_bytes, peer);
-    sluice_messages_fail(wire->messages, wire->rank);
-    return;
-  }
-  d->outgoing = out;
-  pthread_mutex_lock(&wire->mutex);
   sluice_status_t status = SLUICE_OK;
-  if (wire->is_dead) {
-    free(d);
-  } else {
-    append(wire, d);
+  int has_moved = 0;
+  pthread_mutex_lock(&wire->mutex);
+  if (!wire->is_dead) {
+    sluice_list_append(&wire->peers[peer].queue, &out->place);
     status = push(wire, peer, &has_moved);
     pthread_cond_signal(&wire->changed);
   }
@@ -360,23 +357,12 @@ static void host_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   fail(wire, status, peer);
 }
 
-/* The message is with the transport entirely, or queued after one that is. */
 static int32_t host_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
   host_wire_t* wire = downcast(base);
-  departure_t* found = NULL;
   pthread_mutex_lock(&wire->mutex);
-  host_peer_t* p = &wire->peers[peer];
-  departure_t* before = p->first;
-  for (departure_t* d = before != NULL ? before->next : NULL; d != NULL && found == NULL; before = d, d = d->next) {
-    if (d->outgoing == NULL || d->outgoing->number != number) continue;
-    before->next = d->next;
-    if (p->last == d) p->last = before;
-    found = d;
-    break;
-  }
+  const int32_t is_back = sluice_outgoing_cancel(&wire->peers[peer].queue, number);
   pthread_mutex_unlock(&wire->mutex);
-  free(found);
-  return found != NULL;
+  return is_back;
 }
 
 static void host_fail(sluice_wire_t* base, int32_t culprit) {
@@ -384,7 +370,9 @@ static void host_fail(sluice_wire_t* base, int32_t culprit) {
   pthread_mutex_lock(&wire->mutex);
   wire->is_dead = 1;
   for (int32_t r = 0; r < wire->world_size; ++r) {
-    for (departure_t* d = wire->peers[r].first; d != NULL; d = d->next) d->outgoing = NULL;
+    host_peer_t* p = &wire->peers[r];
+    sluice_list_init(&p->queue);
+    if (p->departure != NULL) p->departure->outgoing = NULL;
   }
   tell_all(wire, SLUICE_FRAME_LOST, (uint64_t)culprit);
   pthread_cond_signal(&wire->changed);
@@ -396,12 +384,9 @@ static void host_fail(sluice_wire_t* base, int32_t culprit) {
 static void give_up_all(host_wire_t* wire) {
   for (int32_t r = 0; r < wire->world_size; ++r) {
     host_peer_t* p = &wire->peers[r];
-    departure_t* next;
-    for (departure_t* d = p->first; d != NULL; d = next) {
-      next = d->next;
-      wire->is_dirty = 1;
-      if (d->request == NULL || wire->host->give_up(wire->endpoint, d->request)) free(d);
-    }
+    departure_t* d = p->departure;
+    if (d != NULL) wire->is_dirty = 1;
+    if (d != NULL && (d->request == NULL || wire->host->give_up(wire->endpoint, d->request))) free(d);
     if (p->request == NULL || wire->host->give_up(wire->endpoint, p->request)) {
       free(p->trash);
       sluice_messages_drop(wire->messages, p->arrival);
@@ -469,6 +454,7 @@ sluice_status_t sluice_host_messages_open(sluice_comm_t* comm, const sluice_size
   wire->rank = comm->rank;
   wire->world_size = comm->world_size;
   wire->bytes = bytes;
+  for (int32_t r = 0; r < comm->world_size; ++r) sluice_list_init(&wire->peers[r].queue);
   pthread_mutex_init(&wire->mutex, NULL);
   sluice_cond_init(&wire->changed);
   sluice_host_failure_t failure = {.peer = -1};

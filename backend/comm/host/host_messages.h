@@ -2,8 +2,8 @@
 /* Messages over sized messages of a host: of the MPI plugin, or of a host's process group.
  *
  * A frame of fixed size carries the head and, if it fits, the payload; a larger payload follows as a second message,
- * which is received in place. Both are copied when they are sent: MPI cannot cancel a send, so it must not read the
- * owner's memory. One thread progresses all messages. */
+ * which is received in place. Both are copied before they are sent, one message to a peer at a time: MPI cannot cancel
+ * a send, so it must not read the owner's memory. One thread progresses all messages. */
 #pragma once
 
 #include "backend/comm/messages_wire.h"

@@ -17,7 +17,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/structs.h"
@@ -86,18 +85,15 @@ static sluice_status_t tcp_start(sluice_comm_t* base, const sluice_exchange_t* e
 
 /* Marks the connections with events; returns after an event, or at the deadline. */
 static void await_events(tcp_comm_t* comm, uint64_t deadline_ns) {
-  if (sluice_tcp_set_low_water(&comm->frames)) return;
+  if (sluice_tcp_set_low_waters(&comm->frames)) return;
   struct epoll_event events[MAX_EVENTS];
   const uint64_t now_ns = sluice_now_ns();
   const uint64_t left_ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
   const int n = epoll_wait(comm->epoll, events, MAX_EVENTS, left_ms > INT_MAX ? INT_MAX : (int)left_ms);
-  if (n <= 0)
-    sluice_tcp_lose_silent(&comm->frames); /* on idle: comm.c divides waits into slices of a fifth of a second */
-  for (int i = 0; i < n; ++i) {
-    if (events[i].data.u32 == (uint32_t)comm->base.rank) continue; /* woken by abort */
-    sluice_tcp_peer_t* p = &comm->frames.peers[events[i].data.u32];
-    if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) p->can_read = 1;
-    if ((events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) p->can_write = 1;
+  /* On idle: comm_exchange.c divides waits into slices of a fifth of a second. */
+  if (n <= 0) sluice_tcp_lose_silent(comm->frames.connections, comm->base.world_size);
+  for (int i = 0; i < n; ++i) { /* with this rank's number if abort has woken it */
+    sluice_tcp_note_events(&comm->frames.connections[events[i].data.u32], events[i].events);
   }
 }
 
@@ -105,39 +101,35 @@ static int32_t find_peer(const tcp_comm_t* comm, const sluice_comm_request_t* re
   int32_t found = -1;
   for (int32_t r = 0; r < comm->base.world_size; ++r) {
     const sluice_tcp_transfer_t* t = &request->transfers[r];
-    if (comm->frames.peers[r].state != state) continue;
+    if (comm->frames.connections[r].state != state) continue;
     if (t->is_receiving) return r;
     if (t->is_sending && found < 0) found = r;
   }
   return found;
 }
 
-/* Returns whether the system reports that the peer's machine did not answer. */
-static int is_network(int error) {
-  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
-}
-
 static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
   const sluice_tcp_peer_t* p = &comm->frames.peers[peer];
-  if (p->state == SLUICE_TCP_LOST && p->native_error == EPROTO) {
+  const sluice_tcp_connection_t* c = &comm->frames.connections[peer];
+  if (c->state == SLUICE_TCP_LOST && c->native_error == EPROTO) {
     return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->base.rank, peer,
                             "rank %d sends %llu bytes to rank %d (exchange %u), which expects %llu: the ranks disagree "
                             "on their counts; please report it",
                             peer, (unsigned long long)p->in.bytes, comm->base.rank, p->in.number,
                             (unsigned long long)p->expected);
   }
-  if (p->state == SLUICE_TCP_LOST && is_network(p->native_error)) {
-    return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
+  if (c->state == SLUICE_TCP_LOST && sluice_tcp_is_network(c->native_error)) {
+    return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, c->native_error,
                                "rank %d lost rank %d, whose machine has not responded for %d s: it is down, or the "
                                "network between the two is. " SLUICE_COMM_BROKEN " (tcp: %s)",
                                comm->base.rank, peer, SLUICE_TCP_KEEPALIVE_S,
-                               p->silence.is_silent ? "several probes without a response" : strerror(p->native_error));
+                               c->silence.is_silent ? "several probes without a response" : strerror(c->native_error));
   }
-  const char* how = p->state == SLUICE_TCP_LEFT                              ? "it has left"
-                    : p->state == SLUICE_TCP_LIVE && peer != comm->base.rank ? "another rank reported its loss"
-                    : p->native_error == 0                                   ? "its connection was closed"
-                                                                             : strerror(p->native_error);
-  return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
+  const char* how = c->state == SLUICE_TCP_LEFT                              ? "it has left"
+                    : c->state == SLUICE_TCP_LIVE && peer != comm->base.rank ? "another rank reported its loss"
+                    : c->native_error == 0                                   ? "its connection was closed"
+                                                                             : strerror(c->native_error);
+  return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, c->native_error,
                              "rank %d lost rank %d, which died or left: see its log. " SLUICE_COMM_BROKEN " (tcp: %s)",
                              comm->base.rank, peer, how);
 }
@@ -187,12 +179,10 @@ static void tcp_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
 
 static void tcp_abort(sluice_comm_t* base) {
   tcp_comm_t* comm = downcast(base);
-  const uint64_t one = 1;
   atomic_store(&comm->is_aborted, 1);
-  if (write(comm->wake, &one, sizeof one) < 0) { /* full: it has been woken already */
-  }
+  sluice_tcp_wake(comm->wake);
   for (int32_t r = 0; r < base->world_size; ++r) {
-    if (r != base->rank) (void)shutdown(comm->frames.sockets[r], SHUT_RDWR);
+    if (r != base->rank) (void)shutdown(comm->frames.connections[r].socket, SHUT_RDWR);
   }
 }
 
@@ -216,11 +206,11 @@ static int32_t tcp_is_interrupted(sluice_comm_t* base) {
 static void tcp_destroy(sluice_comm_t* base) {
   tcp_comm_t* comm = downcast(base);
   const int is_idle = SLUICE_REQUESTS_ARE_FREE(comm->frames.requests) && comm->frames.lost < 0;
-  if (is_idle && atomic_load(&base->broken) == SLUICE_OK) sluice_tcp_say_goodbye(&comm->frames);
-  if (!atomic_load(&comm->is_aborted)) sluice_tcp_part(&comm->frames);
-  for (int32_t r = 0; r < base->world_size; ++r) {
-    sluice_tcp_close(comm->frames.sockets[r]);
+  if (is_idle && atomic_load(&base->broken) == SLUICE_OK) sluice_tcp_leave(&comm->frames);
+  if (comm->frames.has_told && !atomic_load(&comm->is_aborted)) {
+    sluice_tcp_part(comm->frames.connections, base->world_size);
   }
+  for (int32_t r = 0; r < base->world_size; ++r) sluice_tcp_close(comm->frames.connections[r].socket);
   sluice_tcp_close(comm->epoll);
   sluice_tcp_close(comm->wake);
   sluice_comm_release(comm->parent);
@@ -234,8 +224,8 @@ static void tcp_destroy(sluice_comm_t* base) {
 /* Allocates the communicator and its arrays in one block. */
 static tcp_comm_t* allocate(int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
-  const uint64_t bytes = sizeof(tcp_comm_t) + w * (sizeof(sluice_tcp_peer_t) +
-                                                   SLUICE_MAX_IN_FLIGHT * sizeof(sluice_tcp_transfer_t) + sizeof(int));
+  const uint64_t bytes = sizeof(tcp_comm_t) + w * (sizeof(sluice_tcp_peer_t) + sizeof(sluice_tcp_connection_t) +
+                                                   SLUICE_MAX_IN_FLIGHT * sizeof(sluice_tcp_transfer_t));
   tcp_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "tcp communicator");
   if (comm == NULL) return NULL;
   comm->bytes = bytes;
@@ -245,35 +235,24 @@ static tcp_comm_t* allocate(int32_t world_size) {
   comm->frames.requests[0].transfers = (sluice_tcp_transfer_t*)(void*)(comm + 1);
   comm->frames.requests[1].transfers = comm->frames.requests[0].transfers + w;
   comm->frames.peers = (sluice_tcp_peer_t*)(void*)(comm->frames.requests[1].transfers + w);
-  comm->frames.sockets = (int*)(void*)(comm->frames.peers + w);
-  for (int32_t r = 0; r < world_size; ++r) {
-    comm->frames.peers[r] = (sluice_tcp_peer_t){.can_write = 1, .can_read = 1, .low_water = 1};
-    comm->frames.sockets[r] = -1;
-  }
+  comm->frames.connections = (sluice_tcp_connection_t*)(void*)(comm->frames.peers + w);
+  sluice_tcp_connections_init(comm->frames.connections, world_size);
   return comm;
-}
-
-static int watch(const tcp_comm_t* comm, int fd, uint32_t events, int32_t rank) {
-  struct epoll_event event = {.events = events, .data.u32 = (uint32_t)rank};
-  return fd >= 0 && epoll_ctl(comm->epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 static sluice_status_t prepare_events(tcp_comm_t* comm) {
   comm->epoll = sluice_tcp_open_epoll();
   comm->wake = sluice_tcp_open_eventfd();
-  if (comm->epoll >= 0 && watch(comm, comm->wake, EPOLLIN, comm->base.rank)) return SLUICE_OK;
+  if (comm->epoll >= 0 && sluice_tcp_watch(comm->epoll, comm->wake, EPOLLIN, comm->base.rank)) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_EXTERNAL, "tcp communicator: rank %d cannot make an epoll: %s", comm->base.rank,
                      strerror(errno));
 }
 
 static sluice_status_t watch_peers(tcp_comm_t* comm) {
-  for (int32_t r = 0; r < comm->base.world_size; ++r) {
-    const int fd = comm->frames.sockets[r];
-    if (r == comm->base.rank || watch(comm, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, r)) continue;
-    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "tcp communicator: rank %d cannot watch its connection to rank %d: %s",
-                       comm->base.rank, r, strerror(errno));
-  }
-  return SLUICE_OK;
+  const int32_t r = sluice_tcp_watch_all(comm->epoll, comm->frames.connections, comm->base.world_size);
+  if (r == comm->base.world_size) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "tcp communicator: rank %d cannot watch its connection to rank %d: %s",
+                     comm->base.rank, r, strerror(errno));
 }
 
 static sluice_status_t read_config(const sluice_tcp_config_t* config, sluice_tcp_config_t* out_config) {
@@ -356,7 +335,7 @@ static sluice_status_t create_over(sluice_comm_t* parent, sluice_comm_t* kept, c
                                      .timeout_ns = parent->timeout_ns,
                                      .warn_ns = parent->warn_ns};
   sluice_status_t status = prepare(comm, kept, &base, config);
-  status = sluice_tcp_connect(parent, &comm->way, status, comm->frames.sockets);
+  status = sluice_tcp_connect(parent, &comm->way, status, comm->frames.connections);
   if (status == SLUICE_OK) {
     status = watch_peers(comm);
     if (status != SLUICE_OK) sluice_comm_abort(parent); /* the other ranks have agreed that all connections exist */
@@ -424,7 +403,7 @@ static sluice_status_t connect_at(tcp_comm_t* comm) {
   SLUICE_TRY(sluice_tcp_rendezvous_open(comm->base.rank, comm->base.world_size, &comm->endpoints[0], comm->key,
                                         comm->way.connect_timeout_ns, &rendezvous));
   sluice_tcp_parent_t* parent = sluice_tcp_rendezvous_parent(rendezvous);
-  const sluice_status_t status = sluice_tcp_connect_over(parent, &comm->way, SLUICE_OK, comm->frames.sockets);
+  const sluice_status_t status = sluice_tcp_connect_over(parent, &comm->way, SLUICE_OK, comm->frames.connections);
   sluice_tcp_rendezvous_close(rendezvous);
   return status;
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/exchange_arrays.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_mac.h"
 
@@ -89,31 +88,30 @@ static sluice_status_t swap_cards(connecting_t* c) {
   return SLUICE_OK;
 }
 
-static sluice_status_t connect_all(connecting_t* c, uint64_t deadline_ns, int* sockets) {
-  SLUICE_TRY(sluice_tcp_mesh_connect(c->meeting, c->cards, &c->listeners, deadline_ns, sockets));
+static sluice_status_t connect_all(connecting_t* c, uint64_t deadline_ns, sluice_tcp_connection_t* connections) {
+  SLUICE_TRY(sluice_tcp_mesh_connect(c->meeting, c->cards, &c->listeners, deadline_ns, connections));
   for (int32_t peer = 0; peer < c->parent->world_size; ++peer) {
-    const int on = 1;
-    if (peer != c->parent->rank) (void)setsockopt(sockets[peer], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    const int on = 1, fd = connections[peer].socket;
+    if (peer != c->parent->rank) (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_tcp_connect_over(sluice_tcp_parent_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
-                                        int* out_sockets) {
+                                        sluice_tcp_connection_t* connections) {
   connecting_t c = {.parent = parent, .way = way};
-  for (int32_t r = 0; r < parent->world_size; ++r) out_sockets[r] = -1;
   if (mine == SLUICE_OK) mine = prepare(&c);
   sluice_status_t status = agree(&c, mine, "is not ready to connect");
   if (status == SLUICE_OK) status = swap_cards(&c);
   if (status == SLUICE_OK) {
     const uint64_t deadline_ns = sluice_now_ns() + way->connect_timeout_ns;
-    status = agree(&c, connect_all(&c, deadline_ns, out_sockets), "could not connect to all others");
+    status = agree(&c, connect_all(&c, deadline_ns, connections), "could not connect to all others");
   }
   release(&c);
   if (status == SLUICE_OK) return SLUICE_OK;
   for (int32_t r = 0; r < parent->world_size; ++r) {
-    sluice_tcp_close(out_sockets[r]);
-    out_sockets[r] = -1;
+    sluice_tcp_close(connections[r].socket);
+    connections[r].socket = -1;
   }
   return status;
 }
@@ -123,18 +121,10 @@ sluice_status_t sluice_tcp_connect_over(sluice_tcp_parent_t* parent, const sluic
 typedef struct comm_parent_s {
   sluice_tcp_parent_t base;
   sluice_comm_t* comm;
-  sluice_exchange_arrays_t arrays; /* `send` is the beginning of the block */
 } comm_parent_t;
 
 static sluice_status_t comm_swap(sluice_tcp_parent_t* parent, void* records, uint64_t record_bytes, const char* phase) {
-  comm_parent_t* p = (comm_parent_t*)parent;
-  for (int32_t r = 0; r < parent->world_size; ++r) {
-    p->arrays.send[r] = (char*)records + (uint64_t)parent->rank * record_bytes;
-    p->arrays.recv[r] = (char*)records + (uint64_t)r * record_bytes;
-    p->arrays.send_bytes[r] = p->arrays.recv_bytes[r] = r == parent->rank ? 0 : record_bytes;
-  }
-  const sluice_exchange_t exchange = sluice_exchange_of(&p->arrays);
-  return sluice_comm_exchange(p->comm, &exchange, phase);
+  return sluice_comm_all_gather(((comm_parent_t*)parent)->comm, records, record_bytes, phase);
 }
 
 static sluice_status_t comm_max(sluice_tcp_parent_t* parent, int64_t* value, const char* phase) {
@@ -142,18 +132,9 @@ static sluice_status_t comm_max(sluice_tcp_parent_t* parent, int64_t* value, con
 }
 
 sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
-                                   int* out_sockets) {
+                                   sluice_tcp_connection_t* connections) {
   comm_parent_t p = {
       .base = {.rank = parent->rank, .world_size = parent->world_size, .swap = comm_swap, .max = comm_max},
       .comm = parent};
-  const uint64_t bytes = sluice_exchange_arrays_bytes(parent->world_size);
-  void* block = NULL;
-  if (mine == SLUICE_OK) {
-    block = sluice_alloc(sluice_process_allocator(), bytes, "an exchange of addresses");
-    if (block == NULL) mine = sluice_alloc_status();
-  }
-  if (block != NULL) p.arrays = sluice_exchange_arrays_in(block, parent->world_size);
-  const sluice_status_t status = sluice_tcp_connect_over(&p.base, way, mine, out_sockets);
-  sluice_free(sluice_process_allocator(), block, bytes);
-  return status;
+  return sluice_tcp_connect_over(&p.base, way, mine, connections);
 }

@@ -4,17 +4,14 @@
  *
  * A connection carries frames in issue order, in both directions at once: a header, then the payload. Data that arrives
  * before this rank has started its request stays in the socket. Everything is sent as soon as the socket accepts it,
- * without asking whether the peer is ready.
- *
- * A wait for a large message is woken once for WAKE_BYTES and once for the rest, not for every packet: on a 0.4 Gbit/s
- * link, where packets arrive one by one, interrupts and wake-ups took a twentieth of the core from GEMMs. */
+ * without asking whether the peer is ready. */
 #pragma once
 
 #include <stdint.h>
 
 #include "backend/comm/comm.h"
 #include "backend/comm/requests.h"
-#include "backend/comm/tcp/tcp_keepalive.h"
+#include "backend/comm/tcp/tcp_connection.h"
 
 typedef struct sluice_tcp_frame_s {
   uint32_t kind;
@@ -39,31 +36,22 @@ struct sluice_comm_request_s {
   sluice_tcp_transfer_t* transfers; /* [W] */
 };
 
-enum { SLUICE_TCP_LIVE = 0, SLUICE_TCP_LEFT, SLUICE_TCP_LOST };
-
+/* The connection's native_error is EPROTO if the peer sent something other than `expected` bytes of that request. For a
+ * live peer it is an error of a send, which the system reports only once. */
 typedef struct sluice_tcp_peer_s {
-  int32_t state;
-  /* For a lost peer: the system's error; EPROTO: it sent something other than `expected` bytes of that request. For a
-   * live peer: an error of a send, which the system reports only once. */
-  int32_t native_error;
   uint64_t expected;
-  int32_t can_read; /* not known to be empty; set by epoll edges */
-  int32_t can_write;
-  int32_t low_water; /* bytes at which the socket wakes a wait */
   sluice_tcp_frame_t out;
   uint32_t out_used; /* bytes of `out` that the system has accepted */
   sluice_tcp_frame_t in;
   uint32_t in_used;
-  int32_t is_told; /* this peer was told which rank was lost */
-  sluice_tcp_keepalive_t silence;
 } sluice_tcp_peer_t;
 
 typedef struct sluice_tcp_frames_s {
   int32_t rank, world_size;
-  sluice_tcp_peer_t* peers; /* [W] */
-  int* sockets;             /* [W], -1 for the own rank */
-  int32_t lost;             /* the peer whose connection ended first, or that another rank has lost; -1: none */
-  int32_t has_told;         /* the other ranks were told which one */
+  sluice_tcp_connection_t* connections; /* [W] */
+  sluice_tcp_peer_t* peers;             /* [W] */
+  int32_t lost;     /* the peer whose connection ended first, or that another rank has lost; -1: none */
+  int32_t has_told; /* the other ranks were told which one */
   sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } sluice_tcp_frames_t;
 
@@ -72,18 +60,10 @@ void sluice_tcp_push(sluice_tcp_frames_t* frames, int32_t peer);
 /* Sends to all peers, and receives the data that has arrived for requests in flight. */
 void sluice_tcp_progress(sluice_tcp_frames_t* frames);
 
-/* Sets the numbers of bytes at which sockets wake a wait. Returns 1 if one has changed and that many bytes may already
- * be there. */
-int sluice_tcp_set_low_water(sluice_tcp_frames_t* frames);
-/* Marks silent peers as lost. If a peer's machine is gone, idle connections end by themselves, but those with unsent
- * bytes only after a quarter of an hour. */
-void sluice_tcp_lose_silent(sluice_tcp_frames_t* frames);
+/* Sets the numbers of bytes at which sockets wake a wait, as sluice_tcp_set_low_water. */
+int sluice_tcp_set_low_waters(sluice_tcp_frames_t* frames);
 
 /* Tells the other ranks, once, which rank this one has lost. */
 void sluice_tcp_tell_of_loss(sluice_tcp_frames_t* frames, int32_t culprit);
-/* Call after a loss of another rank, before the connections are closed: waits in bounded time until the other ranks
- * know which rank was lost. */
-void sluice_tcp_part(sluice_tcp_frames_t* frames);
-/* Tells the peers that nothing is missing. Closing a socket with unread bytes resets the connection and discards what
- * is still in flight to the peer, so this first waits until the peers' systems have everything. */
-void sluice_tcp_say_goodbye(sluice_tcp_frames_t* frames);
+/* Tells the peers that nothing is missing. */
+void sluice_tcp_leave(sluice_tcp_frames_t* frames);

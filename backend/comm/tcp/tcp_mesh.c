@@ -55,8 +55,8 @@ struct sluice_tcp_mesh_s {
   int32_t missing;      /* number of ranks */
   int shortage;         /* EMFILE or ENFILE, if it occurred */
   uint64_t deadline_ns;
-  uint64_t accept_ns; /* earliest time of the next accept */
-  int* sockets;       /* the caller's */
+  uint64_t accept_ns;                   /* earliest time of the next accept */
+  sluice_tcp_connection_t* connections; /* the caller's */
   const sluice_tcp_listeners_t* listeners;
   route_t* routes;            /* [rank] */
   sluice_tcp_hello_t* hellos; /* [capacity] */
@@ -184,12 +184,13 @@ static void settle_on(sluice_tcp_mesh_t* m, int32_t peer, int kept) {
 /* ---- progress of connections ------------------------------------------------------------------------------------- */
 
 static void keep(sluice_tcp_mesh_t* m, int32_t peer, int fd) {
-  if (m->sockets[peer] >= 0) {
-    sluice_tcp_close(m->sockets[peer]); /* it connected again, with a new proof: it has lost that connection */
+  int* socket = &m->connections[peer].socket;
+  if (*socket >= 0) {
+    sluice_tcp_close(*socket); /* it connected again, with a new proof: it has lost that connection */
   } else {
     --m->missing;
   }
-  m->sockets[peer] = fd;
+  *socket = fd;
 }
 
 static void note_failure(sluice_tcp_mesh_t* m, const sluice_tcp_hello_t* h, int what, uint64_t now_ns) {
@@ -312,7 +313,7 @@ static sluice_status_t fail_short(const sluice_tcp_mesh_t* m, int error) {
 
 static sluice_status_t fail_late(const sluice_tcp_mesh_t* m) {
   int32_t peer = 0;
-  while (peer == m->group.rank || m->sockets[peer] >= 0) ++peer;
+  while (peer == m->group.rank || m->connections[peer].socket >= 0) ++peer;
   if (m->shortage != 0) return fail_short(m, m->shortage);
   if (peer < m->group.rank) return fail_unreached(m, peer);
   return SLUICE_FAIL_PEER(SLUICE_E_EXTERNAL, m->group.rank, peer,
@@ -343,11 +344,12 @@ static sluice_status_t meet(sluice_tcp_mesh_t* m) {
 }
 
 sluice_status_t sluice_tcp_mesh_connect(sluice_tcp_mesh_t* meeting, const sluice_tcp_card_t* cards,
-                                        const sluice_tcp_listeners_t* listeners, uint64_t deadline_ns, int* sockets) {
+                                        const sluice_tcp_listeners_t* listeners, uint64_t deadline_ns,
+                                        sluice_tcp_connection_t* connections) {
   meeting->group.cards = cards;
   meeting->listeners = listeners;
   meeting->deadline_ns = deadline_ns;
-  meeting->sockets = sockets;
+  meeting->connections = connections;
   meeting->missing = meeting->group.world_size - 1;
   const sluice_status_t status = meet(meeting);
   while (meeting->num_hellos > 0) sluice_tcp_close(remove_hello(meeting, meeting->num_hellos - 1));

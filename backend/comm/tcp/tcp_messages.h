@@ -14,7 +14,7 @@
 
 #include "backend/comm/messages_wire.h"
 #include "backend/comm/tcp/tcp_connect.h"
-#include "backend/comm/tcp/tcp_keepalive.h"
+#include "backend/comm/tcp/tcp_connection.h"
 
 /* Collective over `comm`, of any transport, whose exchanges make the connections. Errors: as sluice_tcp_connect;
  * NO_MEMORY, EXTERNAL (no descriptor or thread left) on this rank alone. */
@@ -23,27 +23,15 @@ sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_w
 
 /* ---- private to these files -------------------------------------------------------------------------------------- */
 
-enum { TCP_PEER_LIVE = 0, TCP_PEER_LEFT, TCP_PEER_LOST };
-
 typedef struct tcp_messages_peer_s {
-  int socket;
   /* Outgoing; guarded by the wire's mutex. */
-  sluice_outgoing_t* first;
-  sluice_outgoing_t* last;
-  int32_t can_write; /* not known to be full; set by epoll edges */
+  sluice_link_t queue;
   int32_t out_error; /* an error of a send, which the system reports only once */
-  int32_t is_told;   /* this rank has failed because of another one, and told this peer so */
   /* Incoming; used only by the thread. */
-  int32_t state; /* TCP_PEER_* */
-  int32_t native_error;
-  int32_t can_read;
-  int32_t low_water;
   uint32_t in_used; /* bytes of `in` that have been received */
   sluice_frame_t in;
   sluice_message_arrival_t* arrival; /* of the message being received */
   uint64_t arrived;                  /* bytes of its head and payload */
-  sluice_tcp_keepalive_t silence;
-  uint32_t said; /* bytes of the farewell that were sent */
 } tcp_messages_peer_t;
 
 typedef struct tcp_wire_s {
@@ -53,8 +41,9 @@ typedef struct tcp_wire_s {
   int32_t world_size;
   uint64_t bytes; /* of this block */
   int epoll;
-  int wake;        /* eventfd: there is work for the thread */
-  int* sockets;    /* [W], as filled by sluice_tcp_connect */
+  int wake; /* eventfd: there is work for the thread */
+  /* [W]. can_write and is_told are guarded by the mutex; only the thread uses the other members while it runs. */
+  sluice_tcp_connection_t* connections;
   int32_t is_open; /* the thread runs and the mutex exists */
   pthread_t thread;
   uint64_t looked_ns; /* used by the thread: when it last checked for silent peers */
@@ -72,9 +61,6 @@ void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer);
 /* Receives from this peer, up to a bound, so that no peer delays others. Returns 1 if there may be more. Losses are
  * only marked. */
 int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer);
-/* Sets the number of bytes at which the socket wakes the thread. Returns 1 if it has changed and that many bytes may
- * already be there. */
-int sluice_tcp_messages_set_low_water(tcp_messages_peer_t* peer);
 
 /* Priorities of connections. Connections that give way carry data that can wait: state that moves while training runs.
  *

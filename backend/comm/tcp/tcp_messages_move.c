@@ -15,13 +15,8 @@
 
 enum { MAX_PARTS = 64 };
 
-/* As in tcp_frames.c: a fraction of an L2 cache; fewer bytes are not worth a system call. */
-#define WAKE_BYTES UINT64_C(262144)
-#define FEW_BYTES  UINT64_C(16384)
 /* Bound on bytes from one peer before the others are checked. */
 #define TURN_BYTES UINT64_C(4194304)
-
-static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 /* ---- priorities -------------------------------------------------------------------------------------------------- */
 
@@ -102,63 +97,42 @@ static int has_to_wait(tcp_wire_t* wire) {
 
 void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer) {
   tcp_messages_peer_t* p = &wire->peers[peer];
-  while (p->can_write && p->first != NULL && !wire->is_dead && !has_to_wait(wire)) {
-    sluice_outgoing_t* out = p->first;
+  sluice_tcp_connection_t* c = &wire->connections[peer];
+  sluice_outgoing_t* out;
+  while (c->can_write && (out = sluice_outgoing_first(&p->queue)) != NULL && !wire->is_dead && !has_to_wait(wire)) {
     struct iovec parts[MAX_PARTS];
     const uint64_t room = wire->gives_way ? SLUICE_TCP_PIECE_BYTES : INT_MAX; /* the most that one call accepts */
     const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, room, parts)};
-    const ssize_t n = sendmsg(p->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = sendmsg(c->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) {
       if (errno == EINTR) continue;
-      p->can_write = 0;
+      c->can_write = 0;
       /* A broken connection is handled by the read, because the peer's last frames come first. */
-      if (!is_full(errno) && errno != EPIPE) p->out_error = errno;
+      if (!sluice_tcp_is_full(errno) && errno != EPIPE) p->out_error = errno;
       return;
     }
     out->progress += (uint64_t)n;
     if (out->progress < front_bytes(out) + out->frame.payload_bytes) continue;
-    p->first = out->next;
-    if (p->first == NULL) p->last = NULL;
+    sluice_list_remove(&out->place);
     sluice_messages_sent(wire->messages, out); /* from here on `out` may be reused for another message */
   }
 }
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
 
-static void lose(tcp_messages_peer_t* p, int error) {
-  p->can_read = 0;
-  if (p->state != TCP_PEER_LIVE) return;
-  p->state = TCP_PEER_LOST;
-  p->native_error = error;
-}
-
-/* Reads up to `room` bytes. Returns 0 if there are none now, or the connection has ended. */
-static uint64_t take(tcp_messages_peer_t* p, void* to, uint64_t room) {
-  for (;;) {
-    const ssize_t n = recv(p->socket, to, room < INT_MAX ? (size_t)room : INT_MAX, MSG_DONTWAIT);
-    if (n > 0) return (uint64_t)n;
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && is_full(errno)) {
-      p->can_read = 0;
-    } else {
-      lose(p, n == 0 ? 0 : errno);
-    }
-    return 0;
-  }
-}
-
 /* Handles a complete frame. */
 static void begin(tcp_wire_t* wire, int32_t peer) {
   tcp_messages_peer_t* p = &wire->peers[peer];
+  sluice_tcp_connection_t* c = &wire->connections[peer];
   p->arrived = 0;
   if (p->in.kind == SLUICE_FRAME_MESSAGE) {
-    if (sluice_messages_arrive(wire->messages, peer, &p->in, &p->arrival) != SLUICE_OK) p->can_read = 0;
+    if (sluice_messages_arrive(wire->messages, peer, &p->in, &p->arrival) != SLUICE_OK) c->can_read = 0;
     return;
   }
   p->in_used = 0;
   if (p->in.kind == SLUICE_FRAME_LEAVES) {
-    p->state = TCP_PEER_LEFT;
-    p->can_read = 0;
+    c->state = SLUICE_TCP_LEFT;
+    c->can_read = 0;
     /* The sends that the peer has received happened with the mutex held, in a thread that may be about to report them:
      * wait for it. */
     pthread_mutex_lock(&wire->mutex);
@@ -180,11 +154,12 @@ static char* find_room(const tcp_messages_peer_t* p, uint64_t* out_room) {
 
 int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer) {
   tcp_messages_peer_t* p = &wire->peers[peer];
+  sluice_tcp_connection_t* c = &wire->connections[peer];
   uint64_t turn = 0;
-  while (p->can_read && p->state == TCP_PEER_LIVE && turn < TURN_BYTES) {
+  while (c->can_read && c->state == SLUICE_TCP_LIVE && turn < TURN_BYTES) {
     uint64_t room;
     if (p->arrival == NULL) {
-      const uint64_t n = take(p, (char*)&p->in + p->in_used, sizeof p->in - p->in_used);
+      const uint64_t n = sluice_tcp_take(c, (char*)&p->in + p->in_used, sizeof p->in - p->in_used);
       p->in_used += (uint32_t)n;
       turn += n;
       if (p->in_used == sizeof p->in) begin(wire, peer);
@@ -192,7 +167,7 @@ int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer) {
     }
     if (p->arrived < p->in.head_bytes + p->in.payload_bytes) {
       char* to = find_room(p, &room);
-      const uint64_t n = take(p, to, room);
+      const uint64_t n = sluice_tcp_take(c, to, room);
       p->arrived += n;
       turn += n;
     }
@@ -202,16 +177,5 @@ int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer) {
     p->in_used = 0;
     sluice_messages_arrived(wire->messages, arrival);
   }
-  return p->can_read && p->state == TCP_PEER_LIVE;
-}
-
-int sluice_tcp_messages_set_low_water(tcp_messages_peer_t* p) {
-  const uint64_t left = p->arrival != NULL ? p->in.head_bytes + p->in.payload_bytes - p->arrived : 0;
-  const int32_t wanted = left <= FEW_BYTES ? 1 : (int32_t)sluice_min_u64(left, WAKE_BYTES);
-  if (wanted == p->low_water || p->state != TCP_PEER_LIVE) return 0;
-  p->low_water = wanted;
-  p->can_read = 1;
-  (void)setsockopt(p->socket, SOL_SOCKET, SO_RCVLOWAT, &wanted,
-                   sizeof wanted); /* on an error there are more wake-ups */
-  return 1;
+  return c->can_read && c->state == SLUICE_TCP_LIVE;
 }

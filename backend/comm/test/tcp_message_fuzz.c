@@ -85,7 +85,7 @@ static void check_received(const sluice_message_completion_t* c) {
 static void look(void) {
   sluice_message_completion_t c;
   for (int32_t r = 1; r < WORLD; ++r) {
-    wire->peers[r].can_read = 1;
+    wire->connections[r].can_read = 1;
     for (int turns = 0; turns < 64 && sluice_tcp_messages_pull(wire, r); ++turns) {
     }
   }
@@ -152,21 +152,25 @@ static sluice_status_t open_messages(sluice_comm_t* comm, sluice_messages_t* m, 
 }
 
 static void open_wire(void) {
+  static sluice_tcp_connection_t connections[WORLD];
   wire = calloc(1, sizeof *wire + WORLD * sizeof *wire->peers);
   FUZZ_CHECK(wire != NULL);
+  wire->connections = connections;
+  sluice_tcp_connections_init(connections, WORLD);
   wire->world_size = WORLD;
   pthread_mutex_init(&wire->mutex, NULL);
   memset(peers, 0, sizeof peers);
   for (int32_t r = 1; r < WORLD; ++r) {
     int fds[2];
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0);
-    wire->peers[r] = (tcp_messages_peer_t){.socket = fds[0], .can_read = 1, .low_water = 1};
+    connections[r].socket = fds[0];
+    sluice_list_init(&wire->peers[r].queue);
     peers[r].fd = fds[1];
   }
 }
 
 static void close_wire(void) {
-  for (int32_t r = 1; r < WORLD; ++r) close(peers[r].fd), close(wire->peers[r].socket);
+  for (int32_t r = 1; r < WORLD; ++r) close(peers[r].fd), close(wire->connections[r].socket);
   pthread_mutex_destroy(&wire->mutex);
   free(wire);
 }

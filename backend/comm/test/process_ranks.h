@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks that are processes, up to 256. They share a communicator over shared memory, through which they connect over
- * tcp; its store of notes may be slow. */
+/* Ranks that are processes, up to 256. They connect over tcp at an address; their communicator has a store of notes in
+ * shared memory, which may be slow. */
 #pragma once
 
 #include <sys/types.h>
 
 #include "backend/comm/comm.h"
 
-enum { PROCESS_MOST_RANKS = 256, PROCESS_MESSAGE_BYTES = 1024 };
-
-typedef struct process_board_s process_board_t;
+enum { PROCESS_MOST_RANKS = 256 };
 
 typedef struct process_rank_s {
-  process_board_t* board; /* in shared memory */
   int32_t rank, world_size;
-  uint64_t timeout_ns;   /* of both communicators */
-  sluice_comm_t* parent; /* over shared memory */
-  sluice_comm_t* comm;   /* tcp */
+  uint64_t timeout_ns;
+  sluice_comm_t* tcp;  /* owned by: */
+  sluice_comm_t* comm; /* its exchanges with the notes of the board */
 } process_rank_t;
 
 /* The report of a rank when it ends. */
@@ -29,8 +26,7 @@ typedef struct process_report_s {
   char message[256];
 } process_report_t;
 
-/* Runs in the rank's process, with both communicators. Returns the line of a failure, or 0. The body may destroy the
- * communicators and set them to NULL. */
+/* Runs in the rank's process. Returns the line of a failure, or 0. The body may destroy `comm` and set it to NULL. */
 typedef int32_t (*process_body_t)(process_rank_t* me, process_report_t* report);
 
 /* Sets the time of a lookup in the store, for ranks that are started later. */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* At an address of a rank another machine may answer, since private networks overlap, or nobody yet. The connecting
- * rank then tries the next address, or the same address again. Ranks receive rank 0's card with the port of that other
- * machine. */
+ * rank then tries the next address, or the same address again. */
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -9,7 +8,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/test/tcp_ranks.h"
 #include "third_party/bazel/test.h"
@@ -30,71 +28,26 @@ typedef enum detour_kind_e {
 static detour_kind_t kind;
 static int32_t num_accepted; /* by the other machine */
 static int listener;
+static struct sockaddr_in other_machine;
 static _Atomic uint16_t true_port; /* rank 0's */
 static _Atomic int is_over;
 
-static void loopback(uint16_t port, struct sockaddr_in* out) {
-  *out = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port)};
-  out->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+static struct sockaddr_in loopback(uint16_t port) {
+  return (struct sockaddr_in){
+      .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
-/* ---- the parent, which changes rank 0's card in transit ---- */
-
-typedef struct parent_s {
-  sluice_comm_t* local;
-  sluice_comm_request_t* request; /* one at a time, as connecting needs */
-  void* from_0;
-  uint64_t bytes;
-  int32_t rank;
-} parent_t;
-
-static sluice_status_t start(void* user, const sluice_exchange_t* exchange, void** out_request,
-                             sluice_host_failure_t* out_failure) {
-  parent_t* p = user;
-  (void)out_failure;
-  p->from_0 = p->rank == 0 ? NULL : exchange->recv[0];
-  p->bytes = p->rank == 0 ? 0 : exchange->recv_bytes[0];
-  *out_request = p;
-  return sluice_comm_exchange_start(p->local, exchange, &p->request);
-}
-
-static sluice_status_t await(void* user, void* request, uint64_t timeout_ns, sluice_host_failure_t* out_failure) {
-  parent_t* p = user;
-  (void)request, (void)out_failure;
-  const uint64_t until_ns = sluice_now_ns() + timeout_ns;
-  const sluice_status_t status = p->local->vtable->exchange_wait(p->local, p->request, until_ns, NULL);
-  if (status != SLUICE_OK || p->bytes != sizeof(sluice_tcp_card_t)) return status;
-  sluice_tcp_card_t card;
-  struct sockaddr_in own;
-  socklen_t length = sizeof own;
-  memcpy(&card, p->from_0, sizeof card);
-  if (card.any_port == 0 || getsockname(listener, (struct sockaddr*)&own, &length) != 0) abort();
-  atomic_store(&true_port, card.any_port);
-  card.any_port = ntohs(own.sin_port); /* loopback is tried first */
-  if (kind >= DETOUR_LATE) card.num_addresses = 0;
-  memcpy(p->from_0, &card, sizeof card);
-  return status;
-}
-
-static void destroy(void* user) {
-  parent_t* p = user;
-  sluice_comm_destroy(p->local);
-  free(p);
-}
-
-static sluice_comm_t* wrap(tcp_rank_t* me, sluice_comm_t* local) {
-  static const sluice_host_comm_vtable_t vtable = {
-      .struct_size = sizeof vtable, .exchange_start = start, .exchange_wait = await, .destroy = destroy};
-  parent_t* p = calloc(1, sizeof *p);
-  sluice_comm_config_t config;
-  sluice_comm_t* made;
-  sluice_comm_config_init(&config, sizeof config);
-  config.rank = me->rank;
-  config.world_size = me->world_size;
-  if (p == NULL) abort();
-  *p = (parent_t){.local = local, .rank = me->rank};
-  if (sluice_comm_create_host(&config, &vtable, p, &made) != SLUICE_OK) abort();
-  return made;
+/* Rank 1 looks up the addresses of rank 0: the first one is replaced by the other machine's. */
+socklen_t __real_sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
+                                        struct sockaddr_storage* out_target);
+socklen_t __wrap_sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
+                                        struct sockaddr_storage* out_target);
+socklen_t __wrap_sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
+                                        struct sockaddr_storage* out_target) {
+  atomic_store(&true_port, theirs->any_port);
+  memcpy(out_target, &other_machine, sizeof other_machine);
+  if (attempt == 0) return sizeof other_machine;
+  return kind >= DETOUR_LATE ? 0 : __real_sluice_tcp_card_target(mine, theirs, attempt, out_target);
 }
 
 /* ---- the other machine ---- */
@@ -106,11 +59,10 @@ static int is_ready(int fd) {
 
 /* Forwards bytes in both directions until one end closes. */
 static void hand_on(int client) {
-  struct sockaddr_in target;
+  const struct sockaddr_in target = loopback(atomic_load(&true_port));
   char bytes[4096];
-  loopback(atomic_load(&true_port), &target);
   const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (server < 0 || connect(server, (struct sockaddr*)&target, sizeof target) != 0) abort();
+  if (server < 0 || connect(server, (const struct sockaddr*)&target, sizeof target) != 0) abort();
   for (int is_up = 1; is_up;) {
     struct pollfd both[2] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
     (void)poll(both, 2, -1);
@@ -151,16 +103,16 @@ static void* stand_there(void* unused) {
 
 /* Rank 1 tries to connect to the other machine. */
 static void run_with(detour_kind_t of, tcp_rank_t ranks[WORLD]) {
-  struct sockaddr_in any_port;
+  socklen_t length = sizeof other_machine;
   pthread_t thread;
-  loopback(0, &any_port);
   kind = of, num_accepted = 0;
+  other_machine = loopback(0);
   atomic_store(&is_over, 0);
   listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (listener < 0 || bind(listener, (struct sockaddr*)&any_port, sizeof any_port) != 0 || listen(listener, 64) != 0) {
+  if (listener < 0 || bind(listener, (struct sockaddr*)&other_machine, length) != 0 || listen(listener, 64) != 0 ||
+      getsockname(listener, (struct sockaddr*)&other_machine, &length) != 0) {
     abort();
   }
-  for (int r = 0; r < WORLD; ++r) ranks[r].wrap = wrap;
   if (pthread_create(&thread, NULL, stand_there, NULL) != 0) abort();
   tcp_ranks_run(ranks, WORLD);
   atomic_store(&is_over, 1);

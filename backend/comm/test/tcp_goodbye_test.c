@@ -68,8 +68,7 @@ static sluice_status_t one_way(const process_rank_t* me, int32_t stops) {
 /* Rank 0 sends and leaves; rank 1 is stopped before it reads. */
 static int32_t exchange_and_go(process_rank_t* me, process_report_t* report) {
   int64_t can_hold = me->rank == 0 ? enlarge_buffers() : 1;
-  if (sluice_comm_all_reduce_i64(me->parent, &can_hold, 1, SLUICE_REDUCE_SUM, "what fits") != SLUICE_OK)
-    return __LINE__;
+  if (sluice_comm_all_reduce_i64(me->comm, &can_hold, 1, SLUICE_REDUCE_SUM, "what fits") != SLUICE_OK) return __LINE__;
   if (can_hold < 2) num_bytes = SMALL_BYTES;
   if (me->rank == 0) {
     for (uint64_t i = 0; i < num_bytes; ++i) data[i] = byte_at(i);
@@ -85,7 +84,7 @@ static int32_t exchange_and_go(process_rank_t* me, process_report_t* report) {
 
 static int meet(const process_rank_t* me) {
   int64_t one = 1;
-  return sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "that it is sent") == SLUICE_OK;
+  return sluice_comm_all_reduce_i64(me->comm, &one, 1, SLUICE_REDUCE_SUM, "that it is sent") == SLUICE_OK;
 }
 
 /* Rank 0 also leaves a message unread. */

@@ -19,8 +19,6 @@ static void* run_rank(void* argument) {
   tcp.connect_timeout_ns = me->connect_timeout_ns;
   me->status = sluice_comm_create_local(me->group, &config, &me->parent);
   if (me->status != SLUICE_OK) return NULL;
-  if (me->wrap != NULL) me->parent = me->wrap(me, me->parent);
-  if (me->first != NULL) me->first(me);
   me->created_ns = sluice_now_ns();
   me->status = sluice_comm_create_tcp(me->parent, &tcp, &me->comm);
   me->created_ns = sluice_now_ns() - me->created_ns;

@@ -13,9 +13,7 @@ typedef struct tcp_rank_s {
   const char* interfaces;
   uint64_t timeout_ns;
   uint64_t connect_timeout_ns;
-  sluice_comm_t* (*wrap)(struct tcp_rank_s* me, sluice_comm_t* local); /* wraps and owns the local communicator */
-  void (*first)(struct tcp_rank_s* me);                                /* before create */
-  void (*then)(struct tcp_rank_s* me);                                 /* after a successful create */
+  void (*then)(struct tcp_rank_s* me); /* after a successful create */
   sluice_comm_t* parent;
   sluice_comm_t* comm;
   uint64_t created_ns; /* duration of create */

@@ -3,111 +3,85 @@
  * send arbitrary data. */
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "backend/comm/tcp/tcp_listen.h"
 #include "backend/comm/test/tcp_ranks.h"
 #include "third_party/bazel/test.h"
 
-enum { WORLD = 3, MANY = 200, MOST_LISTENERS = 16, TURNS = 3, GREETING_BYTES = 32 };
+enum { WORLD = 3, MANY = 200, TURNS = 3, GREETING_BYTES = 32 };
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* Connections from outside of the job. They reach rank 0 before other ranks, which start then, and stay. */
+/* Connections from outside of the job, which stay. */
 typedef struct strangers_s {
   int32_t count;
   const void* words; /* each stranger sends them at once, or one byte per second */
   size_t num_words;
   int is_slow;
-  /* Results. */
-  struct sockaddr_in6 listeners[MOST_LISTENERS]; /* rank 0's */
-  int32_t num_listeners;
 } strangers_t;
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int is_open, is_over;
+static strangers_t strangers;
+static int fds[MANY];
+static pthread_t talker;
+static _Atomic int is_over;
+static struct sockaddr_in6 listeners[SLUICE_TCP_MAX_ADDRESSES]; /* rank 0's */
+static int32_t num_listeners;
 
-static void set(int* what) {
-  pthread_mutex_lock(&mutex);
-  *what = 1;
-  pthread_cond_broadcast(&changed);
-  pthread_mutex_unlock(&mutex);
-}
-
-static void wait_at_gate(tcp_rank_t* me) {
-  pthread_mutex_lock(&mutex);
-  while (me->rank != 0 && !is_open) pthread_cond_wait(&changed, &mutex);
-  pthread_mutex_unlock(&mutex);
-}
-
-/* Returns 1 if the ranks have finished. */
-static int wait_a_second(void) {
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  ++until.tv_sec;
-  pthread_mutex_lock(&mutex);
-  if (!is_over) (void)pthread_cond_timedwait(&changed, &mutex, &until);
-  const int is_through = is_over;
-  pthread_mutex_unlock(&mutex);
-  return is_through;
-}
-
-/* At this time only rank 0 listens. */
-static void find_listeners(strangers_t* s) {
-  s->num_listeners = 0;
-  while (s->num_listeners == 0) {
-    const struct timespec pause = {.tv_nsec = 1000000};
-    nanosleep(&pause, NULL);
-    for (int fd = 3; fd < 1024 && s->num_listeners < MOST_LISTENERS; ++fd) {
-      struct sockaddr_in6* address = &s->listeners[s->num_listeners];
-      socklen_t length = sizeof *address, size = sizeof(int);
-      int is_listening = 0;
-      memset(address, 0, sizeof *address);
-      if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &size) != 0 || !is_listening) continue;
-      if (getsockname(fd, (struct sockaddr*)address, &length) != 0) continue;
-      s->num_listeners += address->sin6_family == AF_INET6 || address->sin6_family == AF_INET;
-    }
-  }
-}
-
-static int come(const strangers_t* s) {
+static int come(uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  /* The port has the same offset in both families. */
-  struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_port = s->listeners[0].sin6_port};
-  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (fd < 0 || connect(fd, (struct sockaddr*)&loopback, sizeof loopback) != 0) abort();
-  if (!s->is_slow && s->num_words > 0) (void)send(fd, s->words, s->num_words, MSG_NOSIGNAL);
+  const struct sockaddr_in loopback = {
+      .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  if (fd < 0 || connect(fd, (const struct sockaddr*)&loopback, sizeof loopback) != 0) abort();
+  if (!strangers.is_slow) (void)send(fd, strangers.words, strangers.num_words, MSG_NOSIGNAL);
   return fd;
 }
 
-static void* besiege(void* argument) {
-  strangers_t* s = argument;
-  int fds[MANY];
-  find_listeners(s);
-  for (int32_t i = 0; i < s->count; ++i) fds[i] = come(s);
-  set(&is_open);
-  for (size_t word = 0; !wait_a_second(); ++word) {
-    for (int32_t i = 0; i < s->count && s->is_slow && word < s->num_words; ++i) {
-      (void)send(fds[i], (const char*)s->words + word, 1, MSG_NOSIGNAL);
+static void* talk_slowly(void* unused) {
+  for (size_t word = 0; word < strangers.num_words && !is_over; ++word) {
+    for (int32_t i = 0; i < strangers.count; ++i) {
+      (void)send(fds[i], (const char*)strangers.words + word, 1, MSG_NOSIGNAL);
     }
+    for (int i = 0; i < 100 && !is_over; ++i) usleep(10000);
   }
-  for (int32_t i = 0; i < s->count; ++i) close(fds[i]);
-  return NULL;
+  return unused;
 }
 
-/* Runs the ranks. Returns the longest time that a rank other than 0 took to create its communicator. */
-static uint64_t run_with(strangers_t* strangers, tcp_rank_t* ranks, int32_t world_size) {
-  pthread_t thread;
+/* The strangers come as soon as rank 0 listens, before the other ranks know its address. */
+sluice_status_t __real_sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t* card,
+                                         sluice_tcp_listeners_t* out_listeners);
+sluice_status_t __wrap_sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t* card,
+                                         sluice_tcp_listeners_t* out_listeners);
+sluice_status_t __wrap_sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t* card,
+                                         sluice_tcp_listeners_t* out_listeners) {
+  SLUICE_TRY(__real_sluice_tcp_listen(rank, is_named, card, out_listeners));
+  if (rank != 0) return SLUICE_OK;
+  num_listeners = out_listeners->count;
+  for (int32_t i = 0; i < num_listeners; ++i) {
+    socklen_t length = sizeof listeners[i];
+    if (getsockname(out_listeners->fds[i], (struct sockaddr*)&listeners[i], &length) != 0) abort();
+  }
+  for (int32_t i = 0; i < strangers.count; ++i) fds[i] = come(card->any_port);
+  if (strangers.is_slow && pthread_create(&talker, NULL, talk_slowly, NULL) != 0) abort();
+  return SLUICE_OK;
+}
+
+/* Runs the ranks, which exchange a small message. Returns the longest time that one took to create its communicator. */
+static uint64_t run_with(const strangers_t* with, int32_t world_size, const char* interfaces) {
+  tcp_rank_t ranks[WORLD];
   uint64_t longest_ns = 0;
-  is_open = is_over = 0;
-  for (int32_t r = 0; r < world_size; ++r) ranks[r].first = wait_at_gate;
-  if (pthread_create(&thread, NULL, besiege, strangers) != 0) abort();
+  strangers = *with;
+  is_over = 0;
+  for (int32_t r = 0; r < world_size; ++r)
+    ranks[r] = (tcp_rank_t){.interfaces = interfaces, .then = tcp_ranks_exchange};
   tcp_ranks_run(ranks, world_size);
-  set(&is_over);
-  pthread_join(thread, NULL);
-  for (int32_t r = 1; r < world_size; ++r) {
+  is_over = 1;
+  if (strangers.is_slow) pthread_join(talker, NULL);
+  for (int32_t i = 0; i < strangers.count; ++i) close(fds[i]);
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %d, %s", r, ranks[r].status, ranks[r].why.message);
     if (ranks[r].created_ns > longest_ns) longest_ns = ranks[r].created_ns;
   }
   return longest_ns;
@@ -115,36 +89,26 @@ static uint64_t run_with(strangers_t* strangers, tcp_rank_t* ranks, int32_t worl
 
 /* ---- cases ------------------------------------------------------------------------------------------------------- */
 
-static void all_are_well(const tcp_rank_t* ranks, int32_t world_size) {
-  for (int32_t r = 0; r < world_size; ++r) {
-    if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %d, %s", r, ranks[r].status, ranks[r].why.message);
-  }
-}
-
 /* The best of three turns, since the machine may be busy. */
-static uint64_t best_start_ns(const strangers_t* strangers) {
+static uint64_t best_start_ns(const strangers_t* with) {
   uint64_t best_ns = UINT64_MAX;
   for (int turn = 0; turn < TURNS; ++turn) {
-    tcp_rank_t ranks[WORLD] = {
-        {.then = tcp_ranks_exchange}, {.then = tcp_ranks_exchange}, {.then = tcp_ranks_exchange}};
-    strangers_t own = *strangers;
-    const uint64_t took_ns = run_with(&own, ranks, WORLD);
-    all_are_well(ranks, WORLD);
+    const uint64_t took_ns = run_with(with, WORLD, NULL);
     if (took_ns < best_ns) best_ns = took_ns;
   }
   return best_ns;
 }
 
-static void do_not_delay(const strangers_t* strangers) {
+static void do_not_delay(const strangers_t* with) {
   static const strangers_t none = {.count = 0};
-  const uint64_t clean_ns = best_start_ns(&none), with_ns = best_start_ns(strangers);
+  const uint64_t clean_ns = best_start_ns(&none), with_ns = best_start_ns(with);
   print_message("started in %.3f s, without strangers in %.3f s\n", (double)with_ns / 1e9, (double)clean_ns / 1e9);
   assert_true(with_ns < clean_ns + SECOND_NS);
 }
 
 TEST(TcpStart_IdleStrangers_DelayNobody) {
-  const strangers_t strangers = {.count = MANY};
-  do_not_delay(&strangers);
+  const strangers_t with = {.count = MANY};
+  do_not_delay(&with);
 }
 
 /* The bytes begin as a rank's greeting does, so rank 0 cannot reject them early. */
@@ -152,29 +116,26 @@ TEST(TcpStart_StrangersOfAByteASecond_DelayNobody) {
   char greeting[GREETING_BYTES] = "sluicet2";
   const int32_t from_1_to_0[] = {1, 0};
   memcpy(greeting + 8, from_1_to_0, sizeof from_1_to_0);
-  const strangers_t strangers = {.count = MANY, .words = greeting, .num_words = sizeof greeting, .is_slow = 1};
-  do_not_delay(&strangers);
+  const strangers_t with = {.count = MANY, .words = greeting, .num_words = sizeof greeting, .is_slow = 1};
+  do_not_delay(&with);
 }
 
 TEST(TcpStart_StrangersThatTalkGarbage_DelayNobody) {
   static const char words[] = "GET / HTTP/1.0\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n";
-  const strangers_t strangers = {.count = MANY, .words = words, .num_words = sizeof words};
-  do_not_delay(&strangers);
+  const strangers_t with = {.count = MANY, .words = words, .num_words = sizeof words};
+  do_not_delay(&with);
 }
 
 /* ---- where a rank listens ---------------------------------------------------------------------------------------- */
 
 TEST(TcpStart_NamedInterface_OnlyItIsListenedOn) {
-  tcp_rank_t ranks[2] = {{.interfaces = "nosuch0,lo", .then = tcp_ranks_exchange},
-                         {.interfaces = "nosuch0,lo", .then = tcp_ranks_exchange}};
-  strangers_t nobody = {.count = 0};
-  run_with(&nobody, ranks, 2);
-  all_are_well(ranks, 2);
-  assert_in_range(nobody.num_listeners, 1, MOST_LISTENERS);
-  for (int32_t i = 0; i < nobody.num_listeners; ++i) {
+  static const strangers_t nobody = {.count = 0};
+  (void)run_with(&nobody, 2, "nosuch0,lo");
+  assert_in_range(num_listeners, 1, SLUICE_TCP_MAX_ADDRESSES);
+  for (int32_t i = 0; i < num_listeners; ++i) {
     struct sockaddr_in in;
-    memcpy(&in, &nobody.listeners[i], sizeof in);
+    memcpy(&in, &listeners[i], sizeof in);
     const int is_v4 = in.sin_family == AF_INET;
-    assert_true(is_v4 ? ntohl(in.sin_addr.s_addr) >> 24 == 127 : IN6_IS_ADDR_LOOPBACK(&nobody.listeners[i].sin6_addr));
+    assert_true(is_v4 ? ntohl(in.sin_addr.s_addr) >> 24 == 127 : IN6_IS_ADDR_LOOPBACK(&listeners[i].sin6_addr));
   }
 }

@@ -20,7 +20,7 @@ from deepspeed.profiling.flops_profiler import FlopsProfiler
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime import utils
 from ds_models import SLUICE, batch, build, ds_config, engine, go_home, said, train
-from shuffles import PROMISES_BITS, bits, copied, shuffled, state_bits
+from shuffles import PROMISES_BITS, bits, copied, said_while_away, shuffled, state_bits, ways_of_torch
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.background import BackgroundMove
@@ -28,7 +28,6 @@ from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.deepspeed.moe import moving
 from sluice.adapters.deepspeed.moe.layer import LayerState
 from sluice.errors import Unsupported
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
 
 SECTION = {**SLUICE, **PROMISES_BITS}
@@ -225,77 +224,47 @@ def refused_optimizer(placement: str | None) -> list[str]:
     return found
 
 
-def _ways(host: Any, folder: str) -> dict[str, Any]:
-    """Returns all calls that read or load a state dict. A load returns the host's state afterwards."""
+def _ways(host: Any) -> dict[str, Any]:
+    """Returns all calls that read or load a state dict, but save_16bit_model. Loads use the present state."""
     module, optimizer = host.module, host.optimizer
-    base = getattr(optimizer, "optimizer", optimizer)
     weights, states = copied(module.state_dict()), copied(optimizer.state_dict())
-    base_states = copied(base.state_dict())
-    for tensor in weights.values():
-        tensor.add_(1)
+
+    of_all: Any = [None] * dist.get_world_size()  # ZeRO loads the states of all ranks
+    dist.all_gather_object(of_all, states)
+
+    return {
+        **ways_of_torch(module, getattr(optimizer, "optimizer", optimizer)),
+        "module_state_dict": host.module_state_dict,
+        "load_module_state_dict": lambda: host.load_module_state_dict({"module": weights}),
+        "zero.state_dict": optimizer.state_dict,
+        "zero.load_state_dict": lambda: optimizer.load_state_dict(of_all if host.zero_optimization_stage() else states),
+    }
+
+
+def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any], dtype: str = "float32") -> Any:
+    """Returns for each call of `_ways` its error while experts are away, and within `experts_at_home`, where the state
+    is that before the move. A file that is written while they are away is that of home."""
+    host = engine(build(layers), ds_config(**UNCLIPPED, **config), SECTION)
+    for step in range(2):
+        x, target = batch(step, None, getattr(torch, dtype))
+        host.backward(host(x, target))
+        host.step()
 
     def file(name: str) -> Any:
         host.save_16bit_model(folder, f"{name}.bin")
         dist.barrier()
         return torch.load(os.path.join(folder, f"{name}.bin"))
 
-    def loaded(load: Any, given: Any, read: Any) -> Any:
-        before = copied(read())
-        load(given)
-        after = copied(read())
-        with sluice.experts_at_home(host):
-            load(before)
-        return after
-
-    def loads(given: Any) -> None:
-        set_model_state_dict(module, given)
-
-    def zero(given: Any) -> Any:
-        if host.zero_optimization_stage() == 0:
-            return optimizer.load_state_dict(given)
-        of_all: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_all, given)
-        return optimizer.load_state_dict(of_all)
-
-    return {
-        "module.state_dict": module.state_dict,
-        "module_state_dict": host.module_state_dict,
-        "save_16bit_model": lambda: file("now"),
-        "get_model_state_dict": lambda: get_model_state_dict(module),
-        "optimizer.state_dict": optimizer.state_dict,
-        "base.state_dict": base.state_dict,
-        "load_state_dict": lambda: loaded(module.load_state_dict, weights, module.state_dict),
-        "set_model_state_dict": lambda: loaded(loads, weights, module.state_dict),
-        "load_module_state_dict": lambda: loaded(
-            lambda given: host.load_module_state_dict({"module": given}), weights, module.state_dict
-        ),
-        "base.load_state_dict": lambda: loaded(base.load_state_dict, base_states, base.state_dict),
-        "optimizer.load_state_dict": lambda: loaded(zero, states, optimizer.state_dict),
-    }
-
-
-def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any], dtype: str = "float32") -> Any:
-    """For each call of `_ways`: its error while experts were away ("": the result was that at home), and whether the
-    result within `experts_at_home` was that at home."""
-    host = engine(build(layers), ds_config(**UNCLIPPED, **config), SECTION)
-    for step in range(2):
-        x, target = batch(step, None, getattr(torch, dtype))
-        host.backward(host(x, target))
-        host.step()
-    ways = _ways(host, folder)
-    wanted = {name: copied(way()) for name, way in ways.items()}
-    bits_before = kept_bits(host)
+    ways, home, wanted = _ways(host), kept_bits(host), file("home")
     shuffle(host, 1)
     away = kept_bits(host)
-    found = {}
-    for name, way in ways.items():
-        got: list[Any] = []
-        error = said(lambda: got.append(way()))  # noqa: B023
-        assert error or _same(got[0], wanted[name]), name
-        assert kept_bits(host)["optimizer"] == away["optimizer"] and all(map(moving.has_moved, host.sluice.layers))
-        with sluice.experts_at_home(host):
-            is_right = _same(way(), wanted[name]) and kept_bits(host) == bits_before
-        found[name] = [error, is_right]
+    found = {name: [text] for name, text in said_while_away(ways).items()}
+    assert _same(file("away"), wanted)
+    assert kept_bits(host) == away and all(map(moving.has_moved, host.sluice.layers))
+    with sluice.experts_at_home(host):
+        for name, text in said_while_away(ways).items():
+            found[name].append(text)
+        assert kept_bits(host) == home
     go_home(host)
     host.sluice.unswap()
     host.destroy()

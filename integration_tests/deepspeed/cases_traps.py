@@ -40,22 +40,6 @@ def _layer(host: Any, index: int = 0) -> Any:
     return host.module.moes[index].deepspeed_moe
 
 
-def idle_experts_get_zero_gradients(expert: str) -> list[bool]:
-    """Trap 1: all tokens go to expert 0, which rank 0 owns."""
-    host = _swapped([{"expert": expert, "drop_tokens": False}])
-    layer = _layer(host)
-    with torch.no_grad():
-        layer.gate.wg.weight.zero_()  # with equal logits argmax takes expert 0
-    host.module(*models.batch(0)).backward()  # not through the engine, whose reduction would fill in zeros
-    zero = []
-    for module in layer.experts.deepspeed_experts:
-        for parameter in module.parameters():
-            assert parameter.grad is not None and parameter.grad.shape == parameter.shape
-        zero.append(all(not parameter.grad.any() for parameter in module.parameters()))
-    host.sluice.unswap()
-    return zero
-
-
 def pointers_are_read_afresh() -> None:
     """Trap 2: ZeRO re-points `param.data`. Forward and backward must read the values at the new address."""
     host = _swapped([{"drop_tokens": False}])
@@ -227,39 +211,6 @@ def no_grad_saves_nothing() -> None:
     assert not out.requires_grad
     assert sluice.stats(layer)["contexts"][0]["saved_bytes"] == 0
     host.sluice.unswap()
-
-
-def evaluates_as_stock(k: int) -> Any:
-    """Traps 8 and 14: eval has its own capacity factor, and the host's gate uses the same random numbers.
-
-    [tokens dropped in training, in eval, whether eval drew random numbers]
-    """
-    layers = [
-        {"k": k, "capacity_factor": 1.1, "eval_capacity_factor": 0.35, "min_capacity": 1, "expert": "plain_linears"}
-    ]
-    torch.manual_seed(9)
-    x = torch.randn(31, models.WIDTH) + 0.2
-    found = []
-    for section in (None, SLUICE):
-        host = engine(build(layers), ds_config(), section)
-        outputs = []
-        for mode in (True, False):
-            host.train(mode)
-            torch.manual_seed(1)
-            before = torch.random.get_rng_state()
-            with torch.no_grad():
-                outputs.append(host.module.moes[0](x)[0])
-        found.append((outputs, before, torch.random.get_rng_state()))
-        if section is not None:
-            host.sluice.unswap()
-    (stock, before, after), (swapped, _, after_too) = found
-    assert torch.equal(after, after_too)
-    dropped = []
-    for mine, other in zip(swapped, stock):
-        assert torch.equal((mine == 0).all(dim=1), (other == 0).all(dim=1))
-        assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
-        dropped.append(int((mine == 0).all(dim=1).sum()))
-    return [*dropped, not torch.equal(before, after)]
 
 
 def alone_never_communicates() -> int:

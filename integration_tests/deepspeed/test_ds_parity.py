@@ -66,6 +66,7 @@ GATES = {
     "RSample": {"noisy_gate_policy": "RSample"},
     "RSample, no drop": {"noisy_gate_policy": "RSample", "drop_tokens": False},
     "policy None": {"noisy_gate_policy": "None"},
+    "eval drops more": {"capacity_factor": 1.1, "eval_capacity_factor": 0.35, "min_capacity": 1},
 }
 
 
@@ -74,7 +75,8 @@ GATES = {
 def test_Gate_EachPolicyAndK_LossesCountsAndDrawsAsStock(ranks2: Ranks, gate: str, k: int) -> None:
     old_host_fails(K3_NO_DROP, k > 2 and GATES[gate].get("drop_tokens") is False)
     layer = {"k": k, **GATES[gate]}
-    compare(ranks2.run("cases_parity:parity", layers=[layer], evaluate=True), F32)
+    # The last of eight steps is followed by an evaluation, whose draws are compared, too.
+    compare(ranks2.run("cases_parity:parity", layers=[layer], steps=8, evaluate=True), F32)
 
 
 CALLED = {"expert": "tuple"}

@@ -24,12 +24,6 @@ def test_Trap_ByName_RanksAssert(ranks2: Ranks, trap: str) -> None:
     ranks2.run(f"cases_traps:{trap}")
 
 
-@pytest.mark.parametrize("expert", ["relu", "gated", "tuple"])
-def test_Trap01_IdleExperts_GetZeroGradients(ranks2: Ranks, expert: str) -> None:
-    zero = ranks2.run("cases_traps:idle_experts_get_zero_gradients", expert=expert)
-    assert zero == [[False, True], [True, True]]
-
-
 @pytest.mark.parametrize("stage", [1, 2])
 def test_Trap01_ExpertIdleOnOneRankAndBusyOnItsPeerUnderZero_AsStock(ranks4: Ranks, stage: int) -> None:
     old_host_fails(CAPACITY)
@@ -125,13 +119,6 @@ def test_Trap11_RankErrs_OthersLearnAndGoOn(ranks2: Ranks, ranks4: Ranks, case: 
 
 def test_Trap13_Autocast_NoCopyOfAParameterOutlivesTheCall(ranks2: Ranks) -> None:
     assert ranks2.run("cases_traps:autocast_keeps_no_copy") == [["torch.float32"]] * 2
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_Trap08And14_SameTokensDroppedAndEvalHasItsOwnCapacityAndDrawsAsStock(ranks2: Ranks, k: int) -> None:
-    for in_training, in_eval, draws in ranks2.run("cases_traps:evaluates_as_stock", k=k):
-        assert in_eval > in_training
-        assert draws == (k < 3)  # k = 1 draws for dropped tokens (RTS), k = 2 for the second expert
 
 
 def test_Trap15_Banner_OnceOnRankZero_AndTheTraceOpensInPerfetto(fresh2: Ranks, tmp_path: Path) -> None:

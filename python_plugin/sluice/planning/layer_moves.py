@@ -107,25 +107,11 @@ def best_parts(
     """Returns the partition that moves the fewest bytes from `parts` among those whose slowest stage is within NEAR of
     the fastest possible. Every stage has a layer, and `trained` allows its layers. sizes: bytes that move with each
     layer. Empty: there is none. Pure."""
-    sums = [0.0, *accumulate(seconds)]
-    least = _least_slowest(sums, parts, trained)
-    return _fewest_moved(sums, parts, sizes, least * NEAR, trained) if least < float("inf") else ()
-
-
-def _least_slowest(sums: Sequence[float], parts: Sequence[int], trained: Trained | None) -> float:
-    layers = len(sums) - 1
-    least = [0.0, *[float("inf")] * layers]  # of the first n layers on the stages so far
-    for stage in range(len(parts) - 1):
-        found = [float("inf")] * (layers + 1)
-        for end in range(stage + 1, layers + 1):
-            for begin in range(end - 1, stage - 1, -1):
-                took = sums[end] - sums[begin]
-                if took >= found[end]:
-                    break  # more layers on this stage take longer
-                if trained is None or trained.allows(begin, end, parts[stage : stage + 2]):
-                    found[end] = min(found[end], max(least[begin], took))
-        least = found
-    return least[layers]
+    sums, layers = [0.0, *accumulate(seconds)], len(seconds)
+    _, least, _ = _fewest_moved(sums, parts, [0] * layers, float("inf"), trained)
+    if least == float("inf"):
+        return ()
+    return (*_fewest_moved(sums, parts, sizes, least * NEAR, trained)[2], layers)
 
 
 def _fewest_moved(
@@ -133,11 +119,13 @@ def _fewest_moved(
     parts: Sequence[int],
     sizes: Sequence[int],
     limit: float,
-    trained: Trained | None = None,
-) -> tuple[int, ...]:
+    trained: Trained | None,
+) -> tuple[float, float, tuple[int, ...]]:
+    """Returns (bytes that move, the slowest stage, where stages begin) of the partition that moves the fewest bytes,
+    then is the fastest, and whose stages take at most `limit`. Infinite: there is none."""
     layers, stages = len(sums) - 1, len(parts) - 1
     none = (float("inf"), float("inf"), ())
-    # By number of layers placed: bytes that move, the slowest stage so far, where stages begin.
+    # The same by number of layers placed, with the stages so far.
     least: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ()), *[none] * layers]
     for stage in range(stages):
         stays = range(parts[stage], parts[stage + 1])
@@ -146,8 +134,8 @@ def _fewest_moved(
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
                 took = sums[end] - sums[begin]
-                if took > limit:
-                    break
+                if took > limit or found[end][:2] < (0.0, took):
+                    break  # more layers on this stage take longer
                 if trained and not trained.allows(begin, end, parts[stage : stage + 2]):
                     continue
                 before = least[begin]
@@ -155,7 +143,7 @@ def _fewest_moved(
                     found[end], (before[0] + comes[end] - comes[begin], max(before[1], took), (*before[2], begin))
                 )
         least = found
-    return (*least[layers][2], layers)
+    return least[layers]
 
 
 # ---- how a partition is put in force ----
@@ -327,7 +315,7 @@ def priced(
 
 
 Path = tuple[tuple[int, ...], ...]
-_MOST_OPS = 1 << 13  # ops of a stage that are simulated in the search for cheaper steps, about 20 ms
+_MOST_OPS = 1 << 13  # ops of a stage that are simulated in the search for cheaper steps, about 40 ms
 
 
 class Steps:

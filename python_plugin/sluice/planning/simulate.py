@@ -7,6 +7,7 @@ recorded trace, is a field of the planner's workload. The time between MoE layer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -68,47 +69,33 @@ class Point:
 
 
 class Simulator:
-    """Predicts points. Caches prices, so that layers of equal skew are priced once."""
+    """Predicts points. Caches its answers, so that layers of equal skew are priced once."""
 
     def __init__(self, planner: Planner, layers: int, wanted: Choice, other_seconds: float = 0.0) -> None:
-        self.planner, self.layers, self.wanted, self.other_seconds = planner, layers, wanted, other_seconds
-        self._decided: dict[Workload, tuple[Choice | None, str]] = {}
-        self._priced: dict[tuple[Workload, Choice], Prediction] = {}
-        self._ways: dict[Workload, Workload] = {}
-        self._rates = Rates(planner)
-        self._stock: dict[tuple[str, Workload, float], stock.Step] = {}
-
-    def price(self, work: Workload, choice: Choice) -> Prediction:
-        key = work, choice
-        if key not in self._priced:
-            self._priced[key] = self.planner.predict(work, choice)
-        return self._priced[key]
-
-    def decide(self, work: Workload) -> tuple[Choice | None, str]:
-        if work not in self._decided:
-            decision = self.planner.choose(work, self.wanted)
-            self._decided[work] = decision.chosen, decision.shortfall
-        return self._decided[work]
+        self.planner, self.layers, self.other_seconds = planner, layers, other_seconds
+        self.newest: Prediction | None = None
+        rates, is_device = Rates(planner), planner.machine.memory_bytes > 0
+        self._price = functools.cache(planner.predict)
+        self._decide = functools.cache(lambda work: planner.choose(work, wanted))
+        self._way = functools.cache(lambda work: way_by_price(planner, work, wanted))
+        self._stock_step = functools.cache(
+            lambda name, work, expert_skew: stock.MODELS[name](work, rates, expert_skew, is_device=is_device)
+        )
 
     def way(self, work: Workload) -> Workload:
         """Returns the workload with its deduplication chosen, if that is open."""
-        if work not in self._ways:
-            self._ways[work] = way_by_price(self.planner, work, self.wanted)
-        return self._ways[work]
+        return self._way(work)
 
     def stock(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float]) -> dict[str, Stock]:
         """Returns the modelled steps by framework. Frozen experts and their adapters are not modelled."""
         if work.is_frozen:
             return {}
         found = {}
-        for name, model in stock.MODELS.items():
-            steps = []
-            for skew, expert_skew in zip(layer_skews, expert_skews):
-                key = name, work.with_(skew=round(skew, 2)), round(expert_skew, 2)
-                if key not in self._stock:
-                    device = self.planner.machine.memory_bytes > 0
-                    self._stock[key] = model(key[1], self._rates, expert_skew=key[2], is_device=device)
-                steps.append(self._stock[key])
+        for name in stock.MODELS:
+            steps: list[stock.Step] = [
+                self._stock_step(name, work.with_(skew=round(skew, 2)), round(expert_skew, 2))
+                for skew, expert_skew in zip(layer_skews, expert_skews)
+            ]
             real = sum(work.num_tokens * work.top_k * skew for skew in layer_skews)
             found[name] = Stock(
                 sum(step.total + self.other_seconds for step in steps),
@@ -129,18 +116,19 @@ class Simulator:
         ordered = sorted(layer_skews)
         place = (work.world_size, work.num_experts, work.num_tokens, ordered[len(ordered) // 2], ordered[-1])
         for one in works:
-            choice, shortfall = self.decide(one)
+            decision = self._decide(one)
+            choice = decision.chosen
             if choice is None:
-                return Point(*place, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, shortfall=shortfall)
+                return Point(*place, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, shortfall=decision.shortfall)
             key = choice, one.deduplicate
             choices[key] = choices.get(key, 0) + 1
-            made = self.price(one, choice)
+            made = self.newest = self._price(one, choice)
             sums["seconds"] += made.seconds + self.other_seconds
             sums["compute"] += made.busy("compute")
             sums["comm"] += made.busy("comm")
-            sums["unsplit"] += self.price(one.with_(memory_budget=0), UNSPLIT).seconds + self.other_seconds
+            sums["unsplit"] += self._price(one.with_(memory_budget=0), UNSPLIT).seconds + self.other_seconds
             even = one.with_(skew=1.0)
-            sums["balanced"] += self.price(even, choice).seconds + self.other_seconds
+            sums["balanced"] += self._price(even, choice).seconds + self.other_seconds
             most, usual_bytes = max(most, made.bytes["total"]), max(usual_bytes, made.usual_bytes)
         usual, way = max(choices, key=lambda key: choices[key])
         times = sums["seconds"], sums["unsplit"], sums["balanced"], sums["compute"], sums["comm"]
@@ -195,25 +183,18 @@ def check_ranks(counts: Sequence[int]) -> None:
         raise BadInput(f"--ranks: {','.join(map(str, counts))} must ascend without repeats")
 
 
-def _skews(simulator: Simulator, skew_of: SkewOf, experts: int, parts: int) -> list[float]:
-    """Returns the skew of each layer, with its experts divided over `parts` parts."""
-    return [skew_of(layer, experts, parts) for layer in range(simulator.layers)]
-
-
 def weak(
     simulator: Simulator, work: Workload, per_rank: int, counts: Sequence[int], skew_of: SkewOf,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:  # fmt: skip
     """Predicts weak scaling: tokens and experts of a rank are constant."""
-    points = []
-    for ranks in counts:
-        progress(f"weak scaling: {ranks} ranks")
-        experts = per_rank * ranks
-        if work.top_k > experts:
-            raise BadInput(f"weak scaling: {experts} experts at {ranks} ranks, fewer than --top-k {work.top_k}")
-        one = work.with_(world_size=ranks, num_experts=experts)
-        points.append(simulator.point(one, *(_skews(simulator, skew_of, experts, each) for each in (ranks, experts))))
-    return points
+    works = [work.with_(world_size=ranks, num_experts=per_rank * ranks) for ranks in counts]
+    for one in works:
+        if one.top_k > one.num_experts:
+            raise BadInput(
+                f"weak scaling: {one.num_experts} experts at {one.world_size} ranks, fewer than --top-k {one.top_k}"
+            )
+    return _points(simulator, "weak", works, skew_of, progress)
 
 
 def strong(
@@ -221,15 +202,26 @@ def strong(
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:  # fmt: skip
     """Predicts strong scaling: total tokens and experts are constant, as with the first number of ranks."""
-    all_tokens = work.num_tokens * counts[0]
-    points = []
+    tokens = work.num_tokens * counts[0]
     for ranks in counts:
-        progress(f"strong scaling: {ranks} ranks")
-        for what, total in (("experts", experts), ("tokens", all_tokens)):
+        for what, total in (("experts", experts), ("tokens", tokens)):
             if total % ranks != 0:
                 raise BadInput(f"strong scaling: {total} {what} do not divide over {ranks} ranks; choose others")
-        one = work.with_(world_size=ranks, num_experts=experts, num_tokens=all_tokens // ranks)
-        points.append(simulator.point(one, *(_skews(simulator, skew_of, experts, each) for each in (ranks, experts))))
+    works = [work.with_(world_size=ranks, num_experts=experts, num_tokens=tokens // ranks) for ranks in counts]
+    return _points(simulator, "strong", works, skew_of, progress)
+
+
+def _points(
+    simulator: Simulator, how: str, works: Sequence[Workload], skew_of: SkewOf, progress: Callable[[str], None]
+) -> list[Point]:
+    points = []
+    for work in works:
+        progress(f"{how} scaling: {work.world_size} ranks")
+        skews = (
+            [skew_of(layer, work.num_experts, parts) for layer in range(simulator.layers)]
+            for parts in (work.world_size, work.num_experts)
+        )
+        points.append(simulator.point(work, *skews))
     return points
 
 

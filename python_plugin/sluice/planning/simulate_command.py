@@ -109,8 +109,7 @@ def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
     if options.scaling in ("strong", "both"):
         scaling["strong"] = simulate.strong(simulator, work, model.num_experts, counts, source, command.progress)
     command.progress("")
-    prices = list(simulator._priced.values())
-    return {"model": model, "scaling": scaling, "error": prices[0] if prices else None}
+    return {"model": model, "scaling": scaling, "error": simulator.newest}
 
 
 def _check_trace(trace: routing.Routing, options: Any, counts: list[int], per_rank: int, experts: int | None) -> None:

@@ -5,13 +5,13 @@ file."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .. import restore
 from ..errors import OverBudget
 from ..timeline.schedule import WGRAD
-from . import files, machines, stages, stages_file
+from . import files, machines, stages, stages_command, stages_file
 from .errors import BadInput
 from .planner import Planner
 
@@ -100,15 +100,7 @@ def _planned(text: str, num_layers: int, num_stages: int, budget: int | None) ->
     made = stages.plan(problem, None if given.machine is None else Planner(machines.load(given.machine)))
     if made.shortfall:
         raise OverBudget(made.shortfall)
-    moe = [
-        _moe_choice(index, {"moe": {**asdict(choice.moe.choice), "tokens": layer.moe.num_tokens}})
-        if choice.moe is not None and layer.moe is not None
-        else None
-        for index, (layer, choice) in enumerate(zip(problem.layers, made.choices))
-    ]
-    return Chosen.of_layers(
-        [choice.stage for choice in made.choices], [choice.kind for choice in made.choices], num_stages, moe
-    )
+    return _printed(stages_command.as_dict(problem, made), num_layers, num_stages, None)
 
 
 _KINDS = stages.KINDS

@@ -49,10 +49,7 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--layers", type=int, metavar="N", help="of the model; prints the interval of activation checkpoints"
     )
-    parser.add_argument("--picture", metavar="FILE.svg", help="batches under the fastest policies, with bytes")
-    parser.add_argument("--json", action="store_true", help="all results as JSON")
-    options = parser.parse_args(words)
-    files.check("--picture", options.picture)
+    options = command.parsed(parser, words, picture="batches under the fastest policies, with bytes")
     batch = batch_of(options)
     found, refused = batches.candidates(batch)
     if options.policy is not None:

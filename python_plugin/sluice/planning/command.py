@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import SluiceError
+from . import files
 
 Main = Callable[[list[str]], int]
 
@@ -25,6 +26,16 @@ def parser(prog: str, doc: str | None, epilog: str) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     text = (doc or "").splitlines()[0]
     return argparse.ArgumentParser(prog=prog, description=text, epilog=epilog, formatter_class=raw)
+
+
+def parsed(parser: argparse.ArgumentParser, words: list[str], picture: str = "") -> argparse.Namespace:
+    """Adds --json, and --picture if its help text is given, and parses the words. Refuses a picture at a wrong path."""
+    if picture:
+        parser.add_argument("--picture", metavar="FILE.svg", help=picture)
+    parser.add_argument("--json", action="store_true", help="all results as JSON")
+    options = parser.parse_args(words)
+    files.check("--picture", getattr(options, "picture", None))
+    return options
 
 
 def refuses(prog: str) -> Callable[[Main], Main]:

@@ -232,8 +232,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--ranks", type=int, default=1, metavar="W", help="GPUs of one node that share the experts (1)")
     parser.add_argument("--chunks", type=int, default=1, metavar="N", help="n (1)")
     parser.add_argument("--events", metavar="FILE.json", help="writes every call of every rank")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    options = parser.parse_args(words)
+    options = command.parsed(parser, words)
     files.check("--events", options.events)
     if options.chunks < 1:
         raise BadInput(f"--chunks is {options.chunks}; it must be above 0")

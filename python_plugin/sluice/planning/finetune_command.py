@@ -50,8 +50,7 @@ def main(words: list[str]) -> int:
         "--skew", type=float, default=1.0, help="rows of the most loaded rank / rows of balanced routing (1)"
     )
     parser.add_argument("--machine", metavar="NAME|FILE", default=MACHINE, help=f"({MACHINE})")
-    parser.add_argument("--json", action="store_true", help="all results as JSON")
-    options = parser.parse_args(words)
+    options = command.parsed(parser, words)
     for name in ("ranks", "tokens", "lora_rank"):
         if getattr(options, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be above 0")

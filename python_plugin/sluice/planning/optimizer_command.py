@@ -43,8 +43,7 @@ def main(words: list[str]) -> int:
         "--sum-buckets", metavar="k", help="buckets that are summed at once, or inf; default: the fastest"
     )
     _add_rates(parser, update="memory that updates use", copy="copies", sum="the link")
-    _add_answer(parser)
-    options = parser.parse_args(words)
+    options = _parsed(parser, words)
     work = replace(
         _step_of(options),
         tier=options.tier,
@@ -130,12 +129,12 @@ def _add_rates(parser: argparse.ArgumentParser, **kinds: str) -> None:
     parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="latency of a sum")
 
 
-def _add_answer(parser: argparse.ArgumentParser) -> None:
-    """Adds --budget and --json."""
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """Adds --budget and --json, and parses the words."""
     parser.add_argument(
         "--budget", action="append", default=[], metavar="TIER=BYTES", help="near=40GiB, may be repeated"
     )
-    parser.add_argument("--json", action="store_true", help="all results as JSON")
+    return command.parsed(parser, words)
 
 
 def _count(text: str) -> int:
@@ -234,8 +233,7 @@ def simulate(words: list[str]) -> int:
         file="the file, each way",
         sum="the link",
     )
-    _add_answer(parser)
-    options = parser.parse_args(words)
+    options = _parsed(parser, words)
     points = points_of(options)
     fits = any(point.fits for point in points)
     return command.answer(options.json, lambda: steps_as_dict(points), lambda: _lines(options, points), fits)

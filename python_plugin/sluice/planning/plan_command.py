@@ -65,10 +65,7 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--all", action="store_true", help="print every candidate with its reason, not only the best of each policy"
     )
-    parser.add_argument("--picture", metavar="FILE.svg", help="the predicted timeline of the first layer")
-    parser.add_argument("--json", action="store_true", help="all results as JSON")
-    options = parser.parse_args(words)
-    files.check("--picture", options.picture)
+    options = command.parsed(parser, words, picture="the predicted timeline of the first layer")
     for name, value in (("--ranks", options.ranks), ("--outstanding", options.outstanding)):
         if value is not None and value < 1:
             raise BadInput(f"{name} is {value}; it must be above 0")

@@ -53,14 +53,7 @@ def skew_of(loads: Sequence[float], ranks: int) -> float:
 def read(path: str) -> Routing:
     """Reads a file. BadInput names the line and the field."""
     lines = files.read(f"routing {path}", path).splitlines()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((number, json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"routing {path}: line {number} is not JSON: {error}") from error
+    rows = [(number, _row(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
     head = rows[0][1] if rows else {}
     if not isinstance(head, dict) or head.get("sluice_routing") != 1:
         raise BadInput(f'routing {path}: line 1 must be {{"sluice_routing": 1, "layers": L, "experts": E}}')
@@ -71,6 +64,13 @@ def read(path: str) -> Routing:
     if not steps:
         raise BadInput(f"routing {path}: it holds no steps; record some (docs/tools.md)")
     return Routing(layers, experts, tuple(steps))
+
+
+def _row(name: str, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"routing {name}: line {number} is not JSON: {error}") from error
 
 
 def _step(path: str, number: int, row: object, layers: int, experts: int) -> tuple[tuple[int, ...], ...]:
@@ -136,8 +136,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("folder", help="the folder of SLUICE_ROUTING_DIR")
     parser.add_argument("--out", default="routing.jsonl", metavar="FILE", help="(%(default)s)")
     parser.add_argument("--ranks", type=int, metavar="W", help="only layers whose experts are on this number of ranks")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    options = parser.parse_args(words)
+    options = command.parsed(parser, words)
     files.check("--out", options.out)
     ranks = join(options.folder, options.out, options.ranks)
     trace = read(options.out)
@@ -214,10 +213,7 @@ def _read_rank(path: Path) -> tuple[int, tuple[int, ...], dict[int, list[list[in
     head: Any = None
     lines = files.read(f"routing {path.name}", path).splitlines()
     for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"routing {path.name}: line {number} is not JSON: {error}") from error
+        row = _row(path.name, number, line)
         if head is None:
             if not isinstance(row, dict) or row.get("sluice_routing_rank") != 1:
                 raise BadInput(f"routing {path.name}: line 1 is no head of this version; record again")

@@ -54,10 +54,7 @@ def main(words: list[str]) -> int:
     fixed.add_argument("--recompute", choices=(split.ALWAYS, split.NEVER), help="all layers that may, or none")
     fixed.add_argument("--neighbours", choices=split.ORDERS, default="", help="ranks that are next to each other")
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline (1f1b)")
-    parser.add_argument("--picture", metavar="FILE.svg", help="the best split by stages, and the frontier")
-    parser.add_argument("--json", action="store_true", help="all results as JSON")
-    options = parser.parse_args(words)
-    files.check("--picture", options.picture)
+    options = command.parsed(parser, words, picture="the best split by stages, and the frontier")
     for name in ("ranks", "batch", "sequence_length", "pipeline", "data", "expert_ranks", "micro_batch"):
         value = getattr(options, name)
         if value is not None and value < (name in ("ranks", "batch", "sequence_length")):

@@ -34,12 +34,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers; overrides the file")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--picture", metavar="FILE.svg", help="stages, policies, and bytes against budgets")
-    parser.add_argument("--json", action="store_true", help="all results as JSON")
     shown.add_argument(
         "--layout", choices=["megatron"], help="print only the value for --pipeline-model-parallel-layout"
     )
-    options = parser.parse_args(words)
-    files.check("--picture", options.picture)
+    options = command.parsed(parser, words)
     given = stages_file.read(options.stages)
     problem, budget = given.problem, arguments.budget_of(options.budget)
     if budget is not None:

@@ -44,7 +44,7 @@ _INFO = 2
 
 def main(words: list[str]) -> int:
     """Runs the command and returns its exit status. Only rank 0 prints."""
-    options = _parser().parse_args(words)
+    options = command.parsed(_parser(), words)
     first = int(os.environ.get("RANK", "0")) == 0
     try:
         model, place = _asked(options, first)
@@ -90,7 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--refresh", action="store_true", help="measure again, even if the cache has a result")
     parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or in the home folder; "": none')
     parser.add_argument("--verbose", action="store_true", help="also print which GEMMs are used for which sizes")
-    parser.add_argument("--json", action="store_true", help="machine and decision as JSON")
     return parser
 
 

@@ -87,13 +87,10 @@ class StackedLayer(CastingLayer):
             frame = self._prepared
             if frame is None:
                 frame = self._prepared = _Prepared(self, tokens, expert_ids, route_weights)
-            if not frame.describes(flat):
-                frame.forget()
-                try:
-                    self._describe(frame, flat)
-                except SluiceError:
-                    return None
-                frame.remember(flat)
+            try:
+                self._describe(frame, flat)
+            except SluiceError:
+                return None
             if frame.factors is not None:
                 frame.factors.fill(frame.params_struct, lora, () if lora is None else tuple(lora.factors.values()))
             out = torch.empty_like(tokens)
@@ -163,6 +160,7 @@ class StackedLayer(CastingLayer):
         key = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in flat]
         if frame.stack_key == key:
             return
+        frame.stack_key = None  # while they are described, which may fail half way
         self._fill_members(frame.params, flat)
         frame.stack_key = key
 
@@ -190,30 +188,6 @@ class _Prepared(Frame):
             setattr(args, name, self.tensors.fill(place, tensor, name))
         args.params = self.params_struct
         self._rows = tensors[0].shape[0]
-        self._seen: list[tuple[int, Any, Any, Any]] = []
-
-    def remember(self, flat: Sequence[torch.Tensor]) -> None:
-        """Notes the tensors that `params` describes, by value, so that it keeps no tensor alive."""
-        self._seen = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in flat]
-
-    def forget(self) -> None:
-        """Drops the note, before `params` is described again, which may fail half way."""
-        self._seen, self.stack_key = [], None
-
-    def describes(self, flat: Sequence[torch.Tensor]) -> bool:
-        """Returns whether `params` describes these tensors; an address implies its device."""
-        seen = self._seen
-        if len(seen) != len(flat):
-            return False
-        for tensor, (address, dtype, shape, stride) in zip(flat, seen):
-            if (
-                tensor.data_ptr() != address
-                or tensor.dtype is not dtype
-                or tensor.shape != shape
-                or tensor.stride() != stride
-            ):
-                return False
-        return True
 
     def place(self, rows: int, *tensors: torch.Tensor) -> None:
         """Describes the rows of this call."""

@@ -2,31 +2,37 @@
 /* The optimizer on a fake CUDA device through its public calls: the bits of a step in host memory, exact bytes, steps
  * that run completely or not at all, errors, and the failure of each driver call. */
 
-#include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/cuda/cuda_optimizer_model.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
+#include "capi/test/optimizer/filed_model.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
-enum { STEPS = 3 };
+enum { STEPS = 3, SLOT = 1024 };
 
-static com_model_t* fill_model(sluice_context_t* context) {
-  return com_model_fill(context, 0, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16);
+static sluice_optimizer_config_t config_on(sluice_context_t* context) {
+  DEFAULTS(sluice_optimizer_config, config);
+  config.context = context, config.device_bucket = SLOT;
+  return config;
 }
 
-static com_model_t* open_model(sluice_context_t* context) {
-  com_model_t* m = fill_model(context);
-  const sluice_optimizer_config_t config = com_config_of(context);
+/* A model on the device, without an optimizer. */
+static model_t* fill_model(void) {
+  model_t* m = malloc(sizeof *m);
+  assert_non_null(m);
+  init_model(m);
+  move_model(m, fakes_machine(), 0);
+  return m;
+}
+
+static model_t* open_on(sluice_optimizer_config_t config) {
+  model_t* m = fill_model();
   WORKS(sluice_optimizer_create(&config, &m->optimizer));
   return m;
 }
 
-static void expect_equal(const com_model_t* a, const com_model_t* b) {
-  const char* what = com_difference(a, b);
-  if (what != NULL) fail_msg("%s differs", what);
-}
+static void expect_equal(const model_t* a, const model_t* b) { assert_memory_equal(&a->s, &b->s, sizeof a->s); }
 
 /* A layer on the device. Its passes run between steps, since the optimizer uses the same context. */
 static void open_rig(rig_t* rig) {
@@ -43,48 +49,36 @@ TEST(Steps_OnADevice_HaveTheBitsOfThoseInHostMemory) {
   rig_t rig;
   uint64_t digest;
   open_rig(&rig);
-  com_model_t *device = open_model(rig.context), *host = open_model(NULL);
-  for (int64_t t = 1; t <= STEPS; ++t) {
-    com_set_gradients(device, t), com_set_gradients(host, t);
+  model_t *device = open_on(config_on(rig.context)), *host = open_model();
+  for (int t = 1; t <= STEPS; ++t) {
     if (t < STEPS) WORKS(rig_round(&rig, &digest));
     if (t == STEPS) rig_close(&rig);
-    WORKS(com_step(device));
-    WORKS(com_step(host));
+    step_model(device, t), step_model(host, t);
     assert_int_equal(device->result.skipped + host->result.skipped, 0);
     expect_equal(device, host);
-    com_advance(device), com_advance(host);
   }
-  com_model_free(device), com_model_free(host);
+  close_model(device), close_model(host);
   fakes_must_be_clean();
   rig_use_machine(NULL, 0);
 }
 
-static com_model_t* open_sized(sluice_context_t* context, int32_t dtype, int64_t bucket, int32_t slots) {
-  com_model_t* m = com_model_fill(context, 0, dtype, dtype);
-  sluice_optimizer_config_t config = com_config_of(context);
-  config.device_bucket = bucket, config.device_num_slots = slots;
-  WORKS(sluice_optimizer_create(&config, &m->optimizer));
-  m->tensors[1].step += 2; /* step counts differ per tensor */
-  return m;
-}
-
 /* Tensors end at no multiple of a bucket's size, and events alone order copies and kernels. */
 TEST(Steps_InBucketsOfAnySize_HaveTheBitsOfThoseInHostMemory) {
-  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
-  const int64_t sizes[] = {129, 1000, 1024, COM_ELEMENTS, 2 * COM_ELEMENTS};
-  for (int i = 0; i < 3 * 5 * 2; ++i) {
+  const int64_t sizes[] = {129, 1000, 1024, ELEMENTS, 2 * ELEMENTS};
+  for (int i = 0; i < 5 * 2; ++i) {
     rig_t rig;
     open_rig(&rig);
-    com_model_t* device = open_sized(rig.context, dtypes[i % 3], sizes[i / 3 % 5], 1 + i / 15);
-    com_model_t* host = open_sized(NULL, dtypes[i % 3], COM_BUCKET, 2);
-    for (int64_t t = 1; t <= STEPS; ++t) {
-      com_set_gradients(device, t), com_set_gradients(host, t);
-      WORKS(com_step(device));
-      WORKS(com_step(host));
+    sluice_optimizer_config_t config = config_on(rig.context);
+    config.device_bucket = sizes[i % 5], config.device_num_slots = 1 + i / 5;
+    model_t *device = open_on(config), *host = open_model();
+    for (int t = 1; t <= STEPS; ++t) {
+      set_gradients(device, t, 0), set_gradients(host, t, 0);
+      device->tensors[2].step = host->tensors[2].step = t + 2; /* step counts differ per tensor */
+      WORKS(run_step(device));
+      WORKS(run_step(host));
       expect_equal(device, host);
-      com_advance(device), com_advance(host);
     }
-    com_model_free(device), com_model_free(host);
+    close_model(device), close_model(host);
     close_rig(&rig);
   }
 }
@@ -96,19 +90,18 @@ TEST(Device_HoldsWhatIsPredictedToTheByte) {
   for (int32_t slots = 1; slots <= 2; ++slots) {
     open_rig(&rig);
     const uint64_t before = own_rig_stats(&rig).current_bytes;
-    com_model_t* m = fill_model(rig.context);
-    sluice_optimizer_config_t config = com_config_of(rig.context);
+    sluice_optimizer_config_t config = config_on(rig.context);
     config.device_num_slots = slots;
-    WORKS(sluice_optimizer_create(&config, &m->optimizer));
-    WORKS(com_step(m));
+    model_t* m = open_on(config);
+    WORKS(run_step(m));
     DEFAULTS(sluice_optimizer_workload, workload);
-    workload.count = COM_ELEMENTS, workload.bucket = COM_BUCKET, workload.num_slots = slots, workload.sum_buckets = 1;
+    workload.count = ELEMENTS, workload.bucket = SLOT, workload.num_slots = slots, workload.sum_buckets = 1;
     DEFAULTS(sluice_optimizer_prediction, predicted);
     WORKS(sluice_optimizer_predict(&workload, &predicted));
     const uint64_t taken = own_rig_stats(&rig).current_bytes - before;
-    assert_int_equal(taken, 16 * COM_BUCKET * (uint64_t)slots);
-    assert_int_equal(4 * COM_ELEMENTS + taken, predicted.near_bytes); /* 4 phi + 16 bucket, for each slot */
-    com_model_free(m);
+    assert_int_equal(taken, 16 * SLOT * (uint64_t)slots);
+    assert_int_equal(4 * ELEMENTS + taken, predicted.near_bytes); /* 4 phi + 16 bucket, for each slot */
+    close_model(m);
     assert_int_equal(own_rig_stats(&rig).current_bytes, before);
     close_rig(&rig);
   }
@@ -121,8 +114,8 @@ TEST(Config_ThatCannotBe_IsRefusedByName) {
   open_rig(&rig);
   sluice_optimizer_t* optimizer = NULL;
   sluice_optimizer_config_t config;
-#define REFUSES(change, status, text)          \
-  config = com_config_of(rig.context), change; \
+#define REFUSES(change, status, text)      \
+  config = config_on(rig.context), change; \
   REFUSED(sluice_optimizer_create(&config, &optimizer), status, text)
   REFUSES(config.device_bucket = 0, BAD, "buckets of 0");
   REFUSES(config.device_bucket = -1, BAD, "buckets of -1");
@@ -139,7 +132,7 @@ TEST(Config_ThatCannotBe_IsRefusedByName) {
   DEFAULTS(sluice_context_config, cpu);
   cpu.gemm = "ref";
   WORKS(sluice_context_create(&cpu, NULL, &on_cpu));
-  config = com_config_of(on_cpu);
+  config = config_on(on_cpu);
   REFUSED(sluice_optimizer_create(&config, &optimizer), SLUICE_E_UNSUPPORTED, "host memory");
   assert_null(optimizer);
   sluice_context_destroy(on_cpu);
@@ -148,18 +141,18 @@ TEST(Config_ThatCannotBe_IsRefusedByName) {
 TEST(Step_OnADevice_RefusesByNameWhatItDoesNotDo) {
   rig_t rig;
   open_rig(&rig);
-  com_model_t *m = open_model(rig.context), *untouched = fill_model(NULL);
-  const com_model_t good = *m;
+  model_t *m = open_on(config_on(rig.context)), *untouched = open_model(), *host = open_model();
+  const model_t good = *m;
 #define REFUSES(field, value, status, text) \
   m->field = (value);                       \
-  REFUSED(com_step(m), status, text);       \
+  REFUSED(run_step(m), status, text);       \
   m->field = good.field
   REFUSES(args.max_norm, 1.0, SLUICE_E_UNSUPPORTED, "max_norm");
   /* A file is rejected before it is dereferenced. */
   REFUSES(args.file, (sluice_optimizer_file_t*)(uintptr_t)8, SLUICE_E_UNSUPPORTED, "file");
-  REFUSES(tensors[1].grad, m->master, BAD, "tensor 0 of group 1: grad");
+  REFUSES(tensors[2].grad, m->grad, BAD, "tensor 0 of group 1: grad");
   REFUSES(tensors[0].master, NULL, BAD, "tensor 0 of group 0: master");
-  REFUSES(tensors[0].param, untouched->param, BAD, "tensor 0 of group 0: param");
+  REFUSES(tensors[0].param, m->s.param, BAD, "tensor 0 of group 0: param");
   REFUSES(tensors[0].step, 0, BAD, "tensor 0 of group 0 is at step 0");
 #undef REFUSES
   sluice_fake_cuda_begin_capture(fakes_stream(0));
@@ -168,14 +161,11 @@ TEST(Step_OnADevice_RefusesByNameWhatItDoesNotDo) {
   (void)sluice_fake_cuda_end_capture(fakes_stream(0), &graph);
   sluice_fake_cuda_destroy_graph(graph);
   expect_equal(m, untouched);
-  WORKS(com_step(m)); /* and the next one works */
-  com_model_t* host = open_model(NULL);
+  WORKS(run_step(m)); /* and the next one works */
   host->args.stream = (sluice_stream_t)(uintptr_t)8;
-  REFUSED(com_step(host), BAD, "stream");
-  com_model_free(host);
+  REFUSED(run_step(host), BAD, "stream");
   assert_int_equal(m->result.skipped, 0);
-  com_model_free(m);
-  com_model_free(untouched);
+  close_model(m), close_model(untouched), close_model(host);
   close_rig(&rig);
 }
 
@@ -187,17 +177,17 @@ TEST(EveryCallOfTheDriverThatFails_IsToldAndLeavesNothing) {
   for (int64_t nth = 0;; ++nth) {
     rig_t rig;
     open_rig(&rig);
-    com_model_t* m = fill_model(rig.context);
-    const sluice_optimizer_config_t config = com_config_of(rig.context);
+    model_t* m = fill_model();
+    const sluice_optimizer_config_t config = config_on(rig.context);
     sluice_fake_cuda_fail_call(nth, UNKNOWN_ERROR);
     sluice_status_t status = sluice_optimizer_create(&config, &m->optimizer);
-    if (status == SLUICE_OK) status = com_step(m);
+    if (status == SLUICE_OK) status = run_step(m);
     const int has_failed = sluice_fake_cuda_failed();
     sluice_fake_cuda_fail_call(-1, 0);
     if (has_failed) assert_int_not_equal(status, SLUICE_OK);
     if (!has_failed) assert_int_equal(status, SLUICE_OK);
     failures += has_failed;
-    com_model_free(m);
+    close_model(m);
     close_rig(&rig);
     if (!has_failed) break;
   }

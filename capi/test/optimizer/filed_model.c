@@ -35,6 +35,7 @@ void set_gradients(model_t* m, int step, int rank) {
     m->tensors[t].grad_dtype = dtypes[t];
     for (int64_t i = 0; i < counts[t]; ++i) write_element(m->grad + first, dtypes[t], i, draw(&seed, 0.5));
   }
+  if (m->machine != NULL) m->machine->send(m->rank, m->grad_there, m->grad, sizeof m->grad);
 }
 
 void init_model(model_t* m) {
@@ -57,7 +58,7 @@ void init_model(model_t* m) {
     sluice_optimizer_group_init(&m->groups[g], sizeof m->groups[g]);
     m->groups[g].tensors = m->tensors + 2 * g;
     m->groups[g].num_tensors = 2;
-    m->groups[g].lr = 1e-2 * (g + 1);
+    m->groups[g].lr = 1e-2 * (g + 1), m->groups[g].decoupled = g == 0;
     m->list[g] = &m->groups[g];
   }
   set_gradients(m, 1, 0);
@@ -79,7 +80,30 @@ void close_model(model_t* m) {
   sluice_optimizer_destroy(m->optimizer);
   sluice_optimizer_file_close(m->file);
   if (m->path[0] != '\0') (void)unlink(m->path);
+  if (m->machine != NULL) m->machine->release(m->param_there), m->machine->release(m->grad_there);
   free(m);
+}
+
+void move_model(model_t* m, const world_machine_t* machine, int32_t rank) {
+  m->machine = machine, m->rank = rank;
+  m->param_there = machine->allocate(rank, sizeof m->s.param);
+  m->grad_there = machine->allocate(rank, sizeof m->grad);
+  machine->send(rank, m->param_there, m->s.param, sizeof m->s.param);
+  machine->send(rank, m->grad_there, m->grad, sizeof m->grad);
+  for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
+    m->tensors[t].param = (float*)(void*)m->param_there + first;
+    m->tensors[t].grad = (float*)(void*)m->grad_there + first;
+  }
+  m->args.stream = machine->stream(rank);
+}
+
+sluice_status_t run_step(model_t* m) {
+  const sluice_status_t status = sluice_optimizer_step(m->optimizer, &m->args, &m->result);
+  if (m->machine == NULL) return status;
+  m->machine->settle(m->rank);
+  m->machine->fetch(m->rank, m->s.param, m->param_there, sizeof m->s.param);
+  m->machine->fetch(m->rank, m->grad, m->grad_there, sizeof m->grad);
+  return status;
 }
 
 sluice_optimizer_file_config_t config_of(model_t* m) {
@@ -121,7 +145,7 @@ sluice_optimizer_file_info_t info_of(model_t* m) {
 
 void step_model(model_t* m, int number) {
   set_gradients(m, number, 0);
-  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
+  WORKS(run_step(m));
 }
 
 void expect_states(model_t* m, const model_t* wanted) {

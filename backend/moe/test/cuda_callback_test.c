@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Callback experts on CUDA contexts, on fakes: the stream of their work (and that another stream is detected), the
- * state after a failure. cuda_layer_test checks results, the single read, and hazards; cuda_plan_test budgets. */
+/* Callback experts on CUDA contexts, on fakes: work on another stream than the layer's is detected, unless it is
+ * joined. cuda_layer_test checks results, the single read, and hazards; cuda_plan_test budgets; ranks_fail_test
+ * failures. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +19,6 @@ static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_
   config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;
   return config;
 }
-
-/* ---- streams ---------------------------------------------------------------------------------------------------- */
 
 /* A host that computes on its own stream, which events may join with the layer's before and after. */
 typedef struct elsewhere_s {
@@ -84,60 +83,5 @@ TEST(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined) {
     assert_true(hazards_of(&config, 0, 1) > 0);
     assert_true(hazards_of(&config, 1, 0) > 0);
     assert_true(hazards_of(&config, 0, 0) > 0);
-  }
-}
-
-/* ---- failures --------------------------------------------------------------------------------------------------- */
-
-typedef struct part_s {
-  sluice_status_t failed[2], next[2]; /* of the pass in which rank 1's callback fails, and of the next call */
-  char failure[2][256], why[2][256];
-  int32_t works_on; /* the bits are the same as before */
-} part_t;
-static part_t parts[2];
-
-static void fail_on_rank_1(rank_t* r, rig_t* rig) {
-  part_t* me = &parts[r->rank];
-  uint64_t want = 0, got = 1;
-  r->status = rig_round(rig, &want);
-  me->works_on = 1;
-  for (int in_backward = 0; in_backward < 2; ++in_backward) {
-    sluice_step_t *step = NULL, *other = NULL;
-    rig_reset(rig);
-    if (in_backward && rig_forward(rig, &step) != SLUICE_OK) abort();
-    rig->callback_failure = r->rank == 1 ? 42 : 0;
-    me->failed[in_backward] = in_backward ? rig_backward(rig, step) : rig_forward(rig, &step);
-    snprintf(me->failure[in_backward], sizeof me->failure[in_backward], "%s", last_message());
-    rig->callback_failure = 0;
-    me->next[in_backward] = in_backward || r->rank == 1 ? rig_forward(rig, &other) : rig_backward(rig, step);
-    snprintf(me->why[in_backward], sizeof me->why[in_backward], "%s", last_message());
-    sluice_step_drop(step);
-    sluice_step_drop(other);
-    me->works_on &= rig_round(rig, &got) == SLUICE_OK && got == want;
-  }
-}
-
-/* A failing callback is reported with its number, and the other ranks learn of it in the next header. The group stays
- * usable, with the usual bits: with NCCL, and on one device. */
-TEST(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader) {
-  for (int i = 0; i < 4; ++i) {
-    const int is_local = i % 2, recomputes = i / 2;
-    const sluice_moe_config_t config =
-        config_of(SLUICE_RESTORE_KEEP, recomputes ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP);
-    rank_t ranks[2];
-    (is_local ? run_local_ranks : run_ranks)(2, &config, fail_on_rank_1, ranks);
-    for (int pass = 0; pass < 2; ++pass) {
-      /* With recomputation it is the forward callback that fails in backward. */
-      const char* words = pass == 1 && !recomputes ? "failed in backward of chunk 0 (it returned 42)"
-                                                   : "failed in forward of chunk 0 (it returned 42)";
-      assert_int_equal(parts[0].failed[pass], SLUICE_OK);
-      assert_int_equal(parts[1].failed[pass], SLUICE_E_EXTERNAL);
-      assert_int_equal(parts[0].next[pass], SLUICE_E_PEER_REFUSED);
-      assert_int_equal(parts[1].next[pass], SLUICE_E_EXTERNAL);
-      if (strstr(parts[1].failure[pass], words) == NULL) fail_msg("%s", parts[1].failure[pass]);
-      if (strstr(parts[0].why[pass], "it returned 42") == NULL) fail_msg("%s", parts[0].why[pass]);
-      if (strstr(parts[1].why[pass], "an earlier pass failed") == NULL) fail_msg("%s", parts[1].why[pass]);
-    }
-    assert_true(parts[0].works_on && parts[1].works_on);
   }
 }

@@ -14,7 +14,7 @@
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig/rig.h"
+#include "capi/test/ranks/play.h"
 
 enum { UNKNOWN_ERROR = 999, MOST_CALLS = 5000 };
 
@@ -34,7 +34,6 @@ static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_
     assert_int_equal(rig_round(rig, NULL), SLUICE_OK); \
     rig_reset(rig);                                    \
   } while (0)
-#define BAD SLUICE_E_INVALID_ARGUMENT
 
 TEST(CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName) {
   rig_t rig;
@@ -367,35 +366,44 @@ typedef struct outcome_s {
 } outcome_t;
 static outcome_t outcomes[2];
 
-static void round_with_a_failing_call(rank_t* r, rig_t* rig) {
-  outcome_t* me = &outcomes[r->rank];
-  if (rig_round(rig, NULL) != SLUICE_OK) abort(); /* creates connections */
-  rig->comm->timeout_ns = 1000000000u;            /* reaching the timeout is a valid outcome of what follows */
-  pthread_barrier_wait(r->barrier);
-  if (r->rank == 0) fakes_be_patient(100);
-  if (r->rank == 0) failing_library->fail_call(failing_call, failing_library->code);
-  pthread_barrier_wait(r->barrier);
-  me->first = rig_round(rig, NULL);
-  if (me->first != SLUICE_OK) snprintf(me->why, sizeof me->why, "%s", last_message());
-  pthread_barrier_wait(r->barrier);
-  if (r->rank == 0) {
+static void round_with_a_failing_call(part_t* me) {
+  outcome_t* mine = &outcomes[me->rank];
+  rig_t* rig = &me->rig;
+  WORKS(rig_open(rig, me->comm, me->play->scene));
+  WORKS(rig_round(rig, NULL));         /* creates connections */
+  rig->comm->timeout_ns = 1000000000u; /* reaching the timeout is a valid outcome of what follows */
+  meet(me);
+  if (me->rank == 0) fakes_be_patient(100);
+  if (me->rank == 0) failing_library->fail_call(failing_call, failing_library->code);
+  meet(me);
+  mine->first = rig_round(rig, NULL);
+  if (mine->first != SLUICE_OK) snprintf(mine->why, sizeof mine->why, "%s", last_message());
+  meet(me);
+  if (me->rank == 0) {
     is_reached = failing_library->failed();
     failing_library->fail_call(-1, 0);
   }
-  pthread_barrier_wait(r->barrier);
-  me->again = rig_round(rig, NULL);
-  pthread_barrier_wait(r->barrier);
-  if (me->again != SLUICE_OK) sluice_comm_abort(rig->comm); /* the rest of an unusable group */
+  meet(me);
+  mine->again = rig_round(rig, NULL);
+  meet(me);
+  if (mine->again != SLUICE_OK) sluice_comm_abort(rig->comm); /* the rest of an unusable group */
+}
+
+/* After a failed call, accesses may have no order. */
+static const char* close_after_failures(void) {
+  sluice_fake_cuda_forget_accesses();
+  return fakes_layer_machine(0)->close();
 }
 
 /* One call of two ranks fails. Either both continue (a release failed), or a rank reports the cause; then the group
  * stays usable, or every rank is told that it is not. No rank hangs, and nothing is leaked. */
 static void nth_call_of_two_ranks(const library_t* library, int64_t step, const sluice_moe_config_t* config) {
-  rank_t ranks[2];
+  layer_machine_t machine = *fakes_layer_machine(0);
   int64_t told = 0, usable = 0, runs = 0;
+  machine.close = close_after_failures;
   failing_library = library;
   for (failing_call = 0; failing_call < MOST_CALLS; failing_call += step, ++runs) {
-    run_failing_ranks(2, config, round_with_a_failing_call, ranks);
+    perform(&(play_t){.run = round_with_a_failing_call, .scene = config, .world_size = 2, .machine = &machine});
     if (!is_reached) break;
     for (int r = 0; r < 2; ++r) {
       if (outcomes[r].first != SLUICE_OK) assert_true(strlen(outcomes[r].why) > 10);
@@ -432,7 +440,15 @@ TEST(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs) {
 /* ---- hardware queues ------------------------------------------------------------------------------------------- */
 
 static uint64_t digests[4];
-static void round_of_rank(rank_t* r, rig_t* rig) { r->status = rig_round(rig, &digests[r->rank]); }
+static void one_round(part_t* me) {
+  WORKS(rig_open(&me->rig, me->comm, me->play->scene));
+  digests[me->rank] = good_round(me, __LINE__);
+}
+
+static void run_round(int32_t world_size, int is_local, const sluice_moe_config_t* config) {
+  perform(
+      &(play_t){.run = one_round, .scene = config, .world_size = world_size, .machine = fakes_layer_machine(is_local)});
+}
 
 /* No wait relies on streams that are independent: all work of a device may run in the order of submission, and the
  * first launch of a kernel may wait for it. */
@@ -444,18 +460,15 @@ TEST(CudaLayer_AllStreamsInOneQueueAndLoadsThatWait_SameBits) {
   configs[2].deduplicate = 1;
   for (int i = 0; i < 18; ++i) {
     const int32_t world_size = world_sizes[i % 3];
-    void (*const run)(int32_t, const sluice_moe_config_t*, void (*)(rank_t*, rig_t*), rank_t*) =
-        i < 9 ? run_ranks : run_local_ranks;
-    rank_t ranks[4];
     uint64_t want[4];
     if (i >= 9 && i % 9 / 3 == 1 && world_size > 1) continue;                       /* capacity needs NCCL */
     if (i % 9 / 3 == 0) assert_int_equal(setenv("SLUICE_CUBLAS", "grouped", 1), 0); /* GEMMs read tables of pointers */
-    run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
+    run_round(world_size, i >= 9, &configs[i % 9 / 3]);
     memcpy(want, digests, sizeof want);
     memset(digests, 0, sizeof digests);
     sluice_fake_cuda_set_queues(1);
     sluice_fake_cuda_set_load_waits(1);
-    run(world_size, &configs[i % 9 / 3], round_of_rank, ranks);
+    run_round(world_size, i >= 9, &configs[i % 9 / 3]);
     sluice_fake_cuda_set_queues(8);
     sluice_fake_cuda_set_load_waits(0);
     unsetenv("SLUICE_CUBLAS");

@@ -2,14 +2,18 @@
 /* A callback or an op of the device fails on one rank: the other ranks get an error that names this rank. */
 
 #include "backend/moe/context/context.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"
 
 /* ---- a callback fails ---- */
 
+/* With recomputation it is the forward callback that fails in backward. */
 static void callback_run(part_t* me) {
+  const int recomputes = *(const int*)me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);
   config.callback_experts = 1;
+  config.restore_pre_activation = recomputes ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
   WORKS(rig_open(&me->rig, me->comm, &config));
   uint64_t digest = good_round(me, __LINE__);
   for (int in_backward = 0; in_backward < 2; ++in_backward) {
@@ -19,7 +23,9 @@ static void callback_run(part_t* me) {
     me->rig.callback_failure = me->rank == 1 ? 42 : 0;
     sluice_status_t status = in_backward ? rig_backward(&me->rig, step) : rig_forward(&me->rig, &step);
     if (me->rank == 1) {
-      STATUS(status, SLUICE_E_EXTERNAL, "it returned 42");
+      STATUS(status, SLUICE_E_EXTERNAL,
+             in_backward && !recomputes ? "failed in backward of chunk 0 (it returned 42)"
+                                        : "failed in forward of chunk 0 (it returned 42)");
     } else {
       WORKS(status);
     }
@@ -39,7 +45,12 @@ static void callback_run(part_t* me) {
 }
 
 TEST(Ranks_CallbackFails_OthersLearnAtTheNextHeader) {
-  for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = callback_run, .world_size = w});
+  const layer_machine_t* const machines[] = {NULL, fakes_layer_machine(0), fakes_layer_machine(1)};
+  for (int i = 0; i < 12; ++i) {
+    const int recomputes = i % 2;
+    perform(
+        &(play_t){.run = callback_run, .scene = &recomputes, .world_size = 2 + i / 2 % 2, .machine = machines[i / 4]});
+  }
 }
 
 /* ---- a device fails ---- */

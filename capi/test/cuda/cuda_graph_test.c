@@ -10,6 +10,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
+#include "capi/test/ranks/play.h"
 
 static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
@@ -44,92 +45,107 @@ static void change_inputs(rig_t* rig, int round) {
 enum { ROUNDS = 4 };
 static uint64_t wanted[4][ROUNDS], wanted_gradients[4][ROUNDS]; /* by rank: results of exact mode */
 
-static void run_eagerly(rank_t* r, rig_t* rig) {
-  for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
+static void run_eagerly(part_t* me) {
+  rig_t* rig = &me->rig;
+  WORKS(rig_open(rig, me->comm, me->play->scene));
+  for (int round = 0; round < ROUNDS; ++round) {
     change_inputs(rig, round);
-    r->status = rig_step(rig);
-    fakes_machine()->settle(r->rank);
-    wanted[r->rank][round] = rig_digest(rig);
-    wanted_gradients[r->rank][round] = rig_digest_gradients(rig);
+    WORKS(rig_step(rig));
+    fakes_machine()->settle(me->rank);
+    wanted[me->rank][round] = rig_digest(rig);
+    wanted_gradients[me->rank][round] = rig_digest_gradients(rig);
   }
+}
+
+static void launch(const part_t* me, sluice_fake_graph_t* graph) {
+  if (graph != NULL) sluice_fake_cuda_launch_graph(graph, fakes_stream(me->rank));
+  fakes_machine()->settle(me->rank);
 }
 
 /* The context also runs eager passes while the graph exists. A launch between a forward and its backward does not
  * change the step, and works although the captured step was dropped. Each launch counts the captured passes. */
-static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* graph) {
+static void run_between_launches(part_t* me, sluice_fake_graph_t* graph) {
+  rig_t* rig = &me->rig;
   sluice_step_t* step = NULL;
   DEFAULTS(sluice_capacity_report, report);
   change_inputs(rig, 1);
-  r->status = rig_forward(rig, &step);
-  fakes_machine()->settle(r->rank);
+  WORKS(rig_forward(rig, &step));
+  fakes_machine()->settle(me->rank);
   change_inputs(rig, 2);
-  sluice_fake_cuda_launch_graph(graph, fakes_stream(r->rank));
-  fakes_machine()->settle(r->rank);
-  if (r->status == SLUICE_OK && rig_digest(rig) != wanted[r->rank][2]) r->status = SLUICE_E_INTERNAL;
+  launch(me, graph);
+  EXPECT(rig_digest(rig) == wanted[me->rank][2]);
   change_inputs(rig, 1);
-  if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
+  WORKS(rig_backward(rig, step));
   sluice_step_drop(step);
-  fakes_machine()->settle(r->rank);
-  if (r->status == SLUICE_OK && rig_digest_gradients(rig) != wanted_gradients[r->rank][1])
-    r->status = SLUICE_E_INTERNAL;
-  if (r->status == SLUICE_OK) {
-    r->status = sluice_moe_take_capacity_report(rig->moe, fakes_stream(r->rank), &report);
-  }
-  if (r->status == SLUICE_OK && report.num_forwards != 1 + ROUNDS + 3) r->status = SLUICE_E_INTERNAL;
+  fakes_machine()->settle(me->rank);
+  EXPECT(rig_digest_gradients(rig) == wanted_gradients[me->rank][1]);
+  WORKS(sluice_moe_take_capacity_report(rig->moe, fakes_stream(me->rank), &report));
+  EXPECT(report.num_forwards == 1 + ROUNDS + 3);
+}
+
+/* What the hosts of all ranks have done between two calls of all ranks. */
+typedef struct counts_s {
+  int64_t waits, queries;
+} counts_t;
+static counts_t counted;
+
+static counts_t count_from(part_t* me) {
+  meet(me);
+  const counts_t now = {sluice_fake_cuda_host_waits(), sluice_fake_cuda_queries()};
+  meet(me);
+  return now;
+}
+
+static void count_since(part_t* me, counts_t before) {
+  const counts_t now = count_from(me);
+  if (me->rank == 0) counted = (counts_t){now.waits - before.waits, now.queries - before.queries};
 }
 
 /* Runs one eager forward and backward, captures both into a graph, then launches the graph once per round. */
-static void capture_and_replay(rank_t* r, rig_t* rig) {
-  void* stream = fakes_stream(r->rank);
+static void capture_and_replay(part_t* me) {
+  rig_t* rig = &me->rig;
   sluice_fake_graph_t* graph = NULL;
-  r->status = rig_step(rig);
-  fakes_machine()->settle(r->rank);
-  rig_reset(rig);
-  pthread_barrier_wait(r->barrier);
   sluice_step_t* step = NULL;
-  sluice_fake_cuda_begin_capture(stream);
-  if (r->status == SLUICE_OK) r->status = rig_forward(rig, &step);
-  if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
-  if (r->rank % 2 == 0) sluice_step_drop(step);
-  int code = sluice_fake_cuda_end_capture(stream, &graph);
-  if (r->status == SLUICE_OK && code != 0) {
-    r->status = SLUICE_E_INTERNAL;
-    snprintf(r->why, sizeof r->why, "the capture ended with %d", code);
-  }
-  pthread_barrier_wait(r->barrier);
-  r->waits = sluice_fake_cuda_host_waits(), r->queries = sluice_fake_cuda_queries();
-  for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
+  WORKS(rig_open(rig, me->comm, me->play->scene));
+  WORKS(rig_step(rig));
+  fakes_machine()->settle(me->rank);
+  rig_reset(rig);
+  meet(me);
+  sluice_fake_cuda_begin_capture(fakes_stream(me->rank));
+  WORKS(rig_forward(rig, &step));
+  WORKS(rig_backward(rig, step));
+  if (me->rank % 2 == 0) sluice_step_drop(step);
+  EXPECT(sluice_fake_cuda_end_capture(fakes_stream(me->rank), &graph) == 0);
+  const counts_t before = count_from(me);
+  for (int round = 0; round < ROUNDS; ++round) {
     change_inputs(rig, round);
-    sluice_fake_cuda_launch_graph(graph, stream);
-    fakes_machine()->settle(r->rank);
-    if (rig_digest(rig) == wanted[r->rank][round]) continue;
-    r->status = SLUICE_E_INTERNAL;
-    snprintf(r->why, sizeof r->why, "round %d has other bits than exact mode", round);
+    launch(me, graph);
+    EXPECT(rig_digest(rig) == wanted[me->rank][round]);
   }
-  pthread_barrier_wait(r->barrier);
-  r->waits = sluice_fake_cuda_host_waits() - r->waits, r->queries = sluice_fake_cuda_queries() - r->queries;
-  pthread_barrier_wait(r->barrier);
-  if (r->status == SLUICE_OK) r->status = rig_step(rig); /* blocks are returned and taken again */
-  if (r->rank % 2 == 1) sluice_step_drop(step);          /* a captured step, dropped later: no block is returned */
-  fakes_machine()->settle(r->rank);
-  if (r->status == SLUICE_OK) run_between_launches(r, rig, graph);
+  count_since(me, before);
+  WORKS(rig_step(rig));                          /* blocks are returned and taken again */
+  if (me->rank % 2 == 1) sluice_step_drop(step); /* a captured step, dropped later: no block is returned */
+  fakes_machine()->settle(me->rank);
+  run_between_launches(me, graph);
   sluice_fake_cuda_destroy_graph(graph);
+}
+
+static void on_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*run)(part_t* me)) {
+  perform(&(play_t){.run = run, .scene = config, .world_size = world_size, .machine = fakes_layer_machine(0)});
 }
 
 TEST(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode) {
   for (int w = 0; w < 3; ++w) {
     for (int i = 0; i < 5; ++i) { /* the last two use callback experts, whose work each launch repeats */
       const int p = i < 3 ? i : i == 3 ? 0 : 2;
-      rank_t ranks[4];
       sluice_moe_config_t config = rig_config();
       config.num_chunks = CHUNKS[(w + p) % 3], config.wgrad_mode = p % 2;
       config.restore_input = POLICIES[p][0], config.restore_pre_activation = POLICIES[p][1];
       if (i >= 3) config.callback_experts = 1, config.bias = config.gated = 0;
-      run_ranks(RANKS[w], &config, run_eagerly, ranks);
+      on_ranks(RANKS[w], &config, run_eagerly);
       config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 12;
-      run_ranks(RANKS[w], &config, capture_and_replay, ranks);
-      assert_int_equal(ranks[0].waits, 0);
-      assert_int_equal(ranks[0].queries, 0);
+      on_ranks(RANKS[w], &config, capture_and_replay);
+      assert_int_equal(counted.waits + counted.queries, 0);
     }
   }
 }
@@ -315,33 +331,26 @@ TEST(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt) {
 
 /* ---- without a capture ------------------------------------------------------------------------------------------ */
 
-/* Counts the waits and queries of the host in a forward and a backward, after all ranks have run one step. */
-static void count_waits(rank_t* r, rig_t* rig) {
+/* Counts in a forward and a backward, after all ranks have run one step. */
+static void count_waits(part_t* me) {
   sluice_step_t* step = NULL;
-  r->status = rig_round(rig, NULL);
-  pthread_barrier_wait(r->barrier);
-  r->waits = sluice_fake_cuda_host_waits(), r->queries = sluice_fake_cuda_queries();
-  pthread_barrier_wait(r->barrier);
-  if (r->status == SLUICE_OK) r->status = rig_forward(rig, &step);
-  if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
-  pthread_barrier_wait(r->barrier);
-  r->waits = sluice_fake_cuda_host_waits() - r->waits, r->queries = sluice_fake_cuda_queries() - r->queries;
-  pthread_barrier_wait(r->barrier);
+  WORKS(rig_open(&me->rig, me->comm, me->play->scene));
+  WORKS(rig_round(&me->rig, NULL));
+  const counts_t before = count_from(me);
+  WORKS(rig_forward(&me->rig, &step));
+  WORKS(rig_backward(&me->rig, step));
+  count_since(me, before);
   sluice_step_drop(step);
 }
 
 TEST(CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither) {
   const sluice_moe_config_t config = config_under(6), exact = rig_config();
   for (int w = 0; w < 3; ++w) {
-    rank_t ranks[4];
-    run_ranks(RANKS[w], &config, count_waits, ranks);
-    for (int32_t r = 0; r < RANKS[w]; ++r) {
-      assert_int_equal(ranks[r].waits, 0);
-      assert_int_equal(ranks[r].queries, 0);
-    }
-    run_ranks(RANKS[w], &exact, count_waits, ranks);
-    assert_int_equal(ranks[0].waits, RANKS[w]); /* one read in each rank's forward */
-    if (RANKS[w] > 1) assert_true(ranks[0].queries > 0);
+    on_ranks(RANKS[w], &config, count_waits);
+    assert_int_equal(counted.waits + counted.queries, 0);
+    on_ranks(RANKS[w], &exact, count_waits);
+    assert_int_equal(counted.waits, RANKS[w]); /* one read in each rank's forward */
+    if (RANKS[w] > 1) assert_true(counted.queries > 0);
   }
 }
 

@@ -3,9 +3,8 @@
  * buffers, so contexts of one communicator may decide differently. If ranks call contexts that decided differently, all
  * ranks report an error. */
 #include "backend/comm/nccl/fake/fake_nccl.h"
-#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig/rig.h"
+#include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"
 
 enum { RANKS = 2 };
@@ -22,12 +21,6 @@ static int32_t numbers[RANKS] = {0, 1};
 static _Atomic int told, told_why; /* told_why: for this reason */
 static const char* reason = "";
 static _Thread_local int kind_to_make;
-
-static void note(rank_t* r, sluice_status_t status) {
-  if (status == SLUICE_OK || r->status != SLUICE_OK) return;
-  r->status = status;
-  snprintf(r->why, sizeof r->why, "%s", last_message());
-}
 
 static void* take_of_host(void* user, uint64_t bytes) { return fakes_machine()->allocate(*(int32_t*)user, bytes); }
 static void give_of_host(void* user, void* data, uint64_t bytes) {
@@ -55,41 +48,41 @@ static void count_logs(void* user, int32_t level, const char* text) {
 
 /* One round of each context, then one round in which rank 0 calls the first context's layer and rank 1 the last one's,
  * then one more round of each context. */
-static void play(rank_t* r, rig_t* first) {
-  rig_t others[KINDS], *rigs[KINDS] = {first, &others[BUDGET], &others[HOSTS_ON_RANK_1]};
+static void cross(part_t* me) {
+  const sluice_moe_config_t layer = rig_config();
+  rig_t others[KINDS], *rigs[KINDS] = {&me->rig, &others[BUDGET], &others[HOSTS_ON_RANK_1]};
   world_machine_t machine = *fakes_machine();
+  WORKS(rig_open(&me->rig, me->comm, &layer));
   machine.make_context = make_context;
-  rig_use_machine(&machine, r->rank);
+  rig_use_machine(&machine, me->rank);
   for (kind_to_make = BUDGET; kind_to_make < KINDS; ++kind_to_make) {
-    if (rig_open(rigs[kind_to_make], first->comm, r->config) != SLUICE_OK) abort();
+    if (rig_open(rigs[kind_to_make], me->comm, &layer) != SLUICE_OK) abort();
   }
   for (int kind = 0; kind < KINDS; ++kind) {
-    note(r, rig_round(rigs[kind], &found[r->rank].digest[kind]));
-    fakes_machine()->settle(r->rank);
-    pthread_barrier_wait(r->barrier);
-    found[r->rank].registered[kind] = sluice_fake_nccl_registered();
-    pthread_barrier_wait(r->barrier);
+    WORKS(rig_round(rigs[kind], &found[me->rank].digest[kind]));
+    fakes_machine()->settle(me->rank);
+    meet(me);
+    found[me->rank].registered[kind] = sluice_fake_nccl_registered();
+    meet(me);
   }
-  found[r->rank].crossed = rig_round(rigs[r->rank == 0 ? OWN_SLOTS : HOSTS_ON_RANK_1], NULL);
-  snprintf(found[r->rank].crossed_why, sizeof found->crossed_why, "%s", last_message());
-  for (int kind = 0; kind < KINDS; ++kind) note(r, rig_round(rigs[kind], &found[r->rank].again[kind]));
+  found[me->rank].crossed = rig_round(rigs[me->rank == 0 ? OWN_SLOTS : HOSTS_ON_RANK_1], NULL);
+  snprintf(found[me->rank].crossed_why, sizeof found->crossed_why, "%s", last_message());
+  for (int kind = 0; kind < KINDS; ++kind) WORKS(rig_round(rigs[kind], &found[me->rank].again[kind]));
   for (int kind = BUDGET; kind < KINDS; ++kind) rig_close(rigs[kind]);
 }
 
 /* Checks hazards, leaks, and NCCL's rules too. */
-static void play_on_ranks(void) {
-  const sluice_moe_config_t layer = rig_config();
-  rank_t ranks[RANKS];
+static void cross_on_ranks(void) {
   memset(found, 0, sizeof found);
   told = told_why = 0;
   sluice_set_log(count_logs, NULL, SLUICE_LOG_INFO);
-  run_ranks(RANKS, &layer, play, ranks);
+  perform(&(play_t){.run = cross, .world_size = RANKS, .machine = fakes_layer_machine(0)});
   sluice_set_log(NULL, NULL, SLUICE_LOG_ERROR);
 }
 
 TEST(RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides) {
   int64_t before = sluice_fake_nccl_registered();
-  play_on_ranks();
+  cross_on_ranks();
   for (int i = 0; i < RANKS; ++i) {
     assert_true(found[i].registered[OWN_SLOTS] > before);
     assert_int_equal(found[i].registered[BUDGET], found[i].registered[OWN_SLOTS]);
@@ -115,7 +108,7 @@ TEST(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters) {
     int64_t before = sluice_fake_nccl_registered();
     if (variant == 0) sluice_fake_nccl_set_version(22203);
     if (variant == 1) setenv("SLUICE_NCCL_REGISTER", "0", 1);
-    play_on_ranks();
+    cross_on_ranks();
     sluice_fake_nccl_set_version(22809);
     unsetenv("SLUICE_NCCL_REGISTER");
     for (int i = 0; i < RANKS; ++i) {

@@ -3,8 +3,8 @@
  * time the lanes of the first passes. Later headers carry the times, so that all ranks make the same choices. The host
  * waits only for the one read of a forward and for the ends of the first passes. */
 
-#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
+#include "capi/test/ranks/play.h"
 #include "sluice/planner.h"
 #include "sluice/tuner.h"
 #include "third_party/bazel/test.h"
@@ -20,63 +20,63 @@ typedef struct found_s {
   char refined[TEXT]; /* the machine that a context was given, refined by its steps */
 } found_t;
 
-static rank_t ranks[RANKS];
 static found_t found[RANKS];
 
-static void note(rank_t* r, sluice_status_t status) {
-  if (status == SLUICE_OK || r->status != SLUICE_OK) return;
-  r->status = status;
-  snprintf(r->why, sizeof r->why, "%s", last_message());
-}
-
-static void train(rank_t* r, rig_t* rig) {
-  const world_machine_t* machine = fakes_machine();
-  found_t* f = &found[r->rank];
-  for (int i = 0; i < ROUNDS && r->status == SLUICE_OK; ++i) {
-    sluice_step_t* step = NULL;
-    rig_reset(rig);
-    machine->note(r->rank, SLUICE_FORWARD, 0);
-    note(r, rig_forward(rig, &step));
-    machine->note(r->rank, SLUICE_FORWARD, 1);
-    machine->note(r->rank, SLUICE_BACKWARD, 0);
-    if (r->status == SLUICE_OK) note(r, rig_backward(rig, step));
-    machine->note(r->rank, SLUICE_BACKWARD, 1);
-    sluice_step_drop(step);
-    sluice_context_stats_t stats = {.struct_size = sizeof stats};
-    note(r, sluice_context_get_stats(rig->context, 0, &stats));
-    f->num_chunks[i] = stats.last_num_chunks;
-  }
-  machine->settle(r->rank);
-  f->forward = fakes_waits(r->rank, SLUICE_FORWARD), f->backward = fakes_waits(r->rank, SLUICE_BACKWARD);
-  f->tuned.struct_size = sizeof f->tuned;
-  note(r, sluice_context_tuner_stats(rig->context, &f->tuned));
-  note(r, sluice_context_decisions(rig->context, f->decisions, 16, &f->num_decisions));
-}
-
-/* Opens the context and the layer again with a machine, which a context takes only before its first layer. */
-static void train_with_a_machine(rank_t* r, rig_t* rig) {
-  sluice_planner_t* planner = NULL;
-  DEFAULTS(sluice_tuner_config, config);
-  sluice_comm_t* comm = rig->comm;
-  rig_close(rig);
-  note(r, rig_open_context(rig, comm));
-  note(r, sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner));
-  config.mode = SLUICE_TUNER_MODEL, config.machine = planner;
-  if (r->status == SLUICE_OK) note(r, sluice_context_tune(rig->context, &config));
-  sluice_planner_destroy(planner);
-  if (r->status == SLUICE_OK) note(r, rig_open_layer(rig, r->config));
-  if (r->status != SLUICE_OK) return;
-  train(r, rig);
-  uint64_t bytes = sizeof found->refined;
-  note(r, sluice_context_write_machine(rig->context, found[r->rank].refined, &bytes));
-}
-
-static void run(void (*body)(rank_t*, rig_t*)) {
+static sluice_moe_config_t layer_config(void) {
   sluice_moe_config_t layer = rig_config();
   layer.num_chunks = 0, layer.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
   layer.grouping = SLUICE_GROUPING_OFF; /* this test counts timed passes, and grouped passes are not timed */
+  return layer;
+}
+
+static void rounds(part_t* me) {
+  const world_machine_t* machine = fakes_machine();
+  found_t* f = &found[me->rank];
+  for (int i = 0; i < ROUNDS && me->failure[0] == '\0'; ++i) {
+    sluice_step_t* step = NULL;
+    rig_reset(&me->rig);
+    machine->note(me->rank, SLUICE_FORWARD, 0);
+    WORKS(rig_forward(&me->rig, &step));
+    machine->note(me->rank, SLUICE_FORWARD, 1);
+    machine->note(me->rank, SLUICE_BACKWARD, 0);
+    WORKS(rig_backward(&me->rig, step));
+    machine->note(me->rank, SLUICE_BACKWARD, 1);
+    sluice_step_drop(step);
+    sluice_context_stats_t stats = {.struct_size = sizeof stats};
+    WORKS(sluice_context_get_stats(me->rig.context, 0, &stats));
+    f->num_chunks[i] = stats.last_num_chunks;
+  }
+  machine->settle(me->rank);
+  f->forward = fakes_waits(me->rank, SLUICE_FORWARD), f->backward = fakes_waits(me->rank, SLUICE_BACKWARD);
+  f->tuned.struct_size = sizeof f->tuned;
+  WORKS(sluice_context_tuner_stats(me->rig.context, &f->tuned));
+  WORKS(sluice_context_decisions(me->rig.context, f->decisions, 16, &f->num_decisions));
+}
+
+static void train(part_t* me) {
+  const sluice_moe_config_t layer = layer_config();
+  WORKS(rig_open(&me->rig, me->comm, &layer));
+  rounds(me);
+}
+
+static void train_with_a_machine(part_t* me) {
+  const sluice_moe_config_t layer = layer_config();
+  sluice_planner_t* planner = NULL;
+  DEFAULTS(sluice_tuner_config, config);
+  WORKS(rig_open_context(&me->rig, me->comm));
+  WORKS(sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner));
+  config.mode = SLUICE_TUNER_MODEL, config.machine = planner;
+  WORKS(sluice_context_tune(me->rig.context, &config));
+  sluice_planner_destroy(planner);
+  WORKS(rig_open_layer(&me->rig, &layer));
+  rounds(me);
+  uint64_t bytes = sizeof found->refined;
+  WORKS(sluice_context_write_machine(me->rig.context, found[me->rank].refined, &bytes));
+}
+
+static void run(void (*body)(part_t*)) {
   memset(found, 0, sizeof found);
-  run_ranks(RANKS, &layer, body, ranks);
+  perform(&(play_t){.run = body, .world_size = RANKS, .machine = fakes_layer_machine(0)});
 }
 
 TEST(CudaTuner_AllRanksChooseTheSameByTimesOfEvents) {

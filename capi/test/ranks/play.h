@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the ranks_*_test.c: W ranks, which are threads with a rig each, run one scenario together. Checks inside a
- * rank are recorded and reported by `perform`, since cmocka's checks use longjmp, which only the main thread may do. */
+/* W ranks, which are threads with a rig each, run one scenario together, on this CPU or on another machine. Checks
+ * inside a rank are recorded and reported by `perform`, since cmocka's checks use longjmp, which only the main thread
+ * may do. */
 #pragma once
 
 #include <pthread.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/comm/fake/fake_comm.h"
+#include "capi/test/cuda/cuda_layer_suite.h"
 #include "capi/test/rig/rig.h"
 #include "third_party/bazel/test.h"
 
@@ -15,7 +18,6 @@
 #define BRIEF_NS   (300 * MS)   /* if a timeout is one of the allowed results */
 #define BOUNDED_NS (20000 * MS) /* "in bounded time", on a busy machine and under sanitizers */
 #define MAX_RANKS  4
-#define BAD        SLUICE_E_INVALID_ARGUMENT
 
 typedef struct play_s play_t;
 
@@ -23,7 +25,7 @@ typedef struct part_s {
   play_t* play;
   int32_t rank;
   int32_t world_size;
-  sluice_comm_t* comm; /* the communicator of the context */
+  sluice_comm_t* comm; /* the communicator of the context; NULL: one rank on another machine */
   sluice_comm_t* fake; /* the same communicator, if faults are planned */
   rig_t rig;
   char failure[1024]; /* the first failed check */
@@ -33,7 +35,8 @@ struct play_s {
   void (*run)(part_t* me);
   const void* scene; /* data of the test */
   int32_t world_size;
-  uint64_t timeout_ns; /* 0: PATIENT_NS */
+  const layer_machine_t* machine; /* NULL: this CPU, with a local communicator */
+  uint64_t timeout_ns;            /* 0: PATIENT_NS, or ten times that on another machine */
   int32_t with_fakes;
   sluice_local_group_t* group;
   sluice_local_group_t* second; /* for new communicators after a loss */
@@ -51,7 +54,8 @@ void expect_status(part_t* me, int line, const char* call, sluice_status_t got, 
 #define EXPECT(condition) \
   if (!(condition)) note(me, __LINE__, "%s (last error: %s)", #condition, last_message())
 #define STATUS(call, status, text) expect_status(me, __LINE__, #call, (call), (status), (text))
-#define WORKS(call)                STATUS(call, SLUICE_OK, "")
+#undef WORKS /* of refused.h, for the main thread */
+#define WORKS(call) STATUS(call, SLUICE_OK, "")
 
 /* A barrier outside the communicator. */
 void meet(part_t* me);

@@ -81,7 +81,6 @@ sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t 
   const uint64_t each = SLUICE_GEMM_BYTES + (is_packed ? SLUICE_PACKED_BYTES : 0);
   return (sluice_pass_scratch_t){w * 8,
                                  scalar_bytes,
-                                 w * SLUICE_ROW_RUN_BYTES,
                                  (uint64_t)sluice_pass_gemms(shape) * each,
                                  (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES,
                                  adapters_bytes(shape),
@@ -90,8 +89,8 @@ sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t 
 
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const sluice_pass_scratch_t s = sluice_pass_scratch(shape, scalar_bytes, num_ops);
-  return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
-         sluice_align_up(s.gemms) + sluice_align_up(s.times) + sluice_align_up(s.adapters) + sluice_align_up(s.decoded);
+  return 4 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.gemms) +
+         sluice_align_up(s.times) + sluice_align_up(s.adapters) + sluice_align_up(s.decoded);
 }
 
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/ops/exchange_ops.h"
 
-#include <string.h>
-
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/context/registered_buffers.h"
@@ -23,29 +21,6 @@ static const int64_t* received_of(const sluice_binding_t* b, int32_t chunk) {
 /* A row's index in sent order without this rank's own rows. */
 static int64_t packed_row(const int64_t* sent, int32_t rank, int32_t self) {
   return sent[rank] - (rank > self ? sent[self + 1] - sent[self] : 0);
-}
-
-/* Describes expert `local`'s remote rows as runs between received order and expert order; *out_own_row: its first own
- * row in expert order. Called for ascending experts; pass->cursor keeps each source's place between calls. */
-static int64_t expert_runs(sluice_pass_t* pass, int32_t chunk, int32_t local, int to_expert, int64_t* out_own_row) {
-  const sluice_binding_t* b = &pass->binding;
-  int64_t row = 0, num_runs = 0;
-  for (int32_t r = 0; r < b->world_size; ++r) {
-    int64_t count = sluice_recv_count(b, r, chunk, local);
-    if (r == self_of(pass)) {
-      *out_own_row = row;
-    } else if (count > 0) {
-      int64_t at = pass->cursor[r];
-      pass->runs[num_runs++] = to_expert ? (sluice_row_run_t){at, row, count} : (sluice_row_run_t){row, at, count};
-      pass->cursor[r] += count;
-    }
-    row += count;
-  }
-  return num_runs;
-}
-
-static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
-  memcpy(pass->cursor, received_of(&pass->binding, chunk), (size_t)pass->binding.world_size * sizeof(int64_t));
 }
 
 /* ---- on a device: messages by expert ---- */
@@ -225,6 +200,12 @@ static int64_t row_from(const sluice_pass_t* pass, int32_t tensor, int32_t chunk
   return row;
 }
 
+/* Where the expert's own rows begin. */
+static void* own_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
+  char* rows = sluice_pass_rows_at(pass, tensor, chunk).data;
+  return rows + (uint64_t)row_from(pass, tensor, chunk, local, self_of(pass)) * pass->slots[tensor].row_bytes;
+}
+
 /* Copies other ranks' rows between received order, in `rows`, and expert order. */
 static void move_remote(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
   const sluice_binding_t* b = &pass->binding;
@@ -311,88 +292,37 @@ static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
   return b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk];
 }
 
-/* Own rows are gathered into T_RECV, which no exchange writes or whose rows are copied out already, then moved for all
- * experts together. */
-static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
-                             int32_t tensor) {
-  const sluice_binding_t* b = &pass->binding;
-  const int64_t* sent = sent_of(b, op->chunk);
-  const int64_t own_first = sent[self_of(pass)], own = sent[self_of(pass) + 1] - own_first;
-  const int32_t* token = b->order_token + b->first_order[op->chunk] + own_first;
-  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
-  if (!has_exchange(pass, op)) move_remote(pass, op, 1, tensor, in);
-  if (own == 0) return;
-  pass->context->device->kernels->gather_rows(own_stream(pass, op), pass->moe->shape.config.dtype, own,
-                                              pass->moe->shape.config.model_width, sluice_tensor_data(tokens),
-                                              sluice_tensor_stride(tokens, 0), token, in);
-  move_own(pass, op, 1, tensor, in);
-}
-
+/* The chunk's rows lie by expert. On a device own rows are gathered into T_RECV, which no exchange writes or whose rows
+ * are copied out already, then moved for all experts together. */
 static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
-  int32_t chunk = op->chunk;
-  sluice_stream_t stream = sluice_pass_stream(pass, op);
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_moe_config_t* c = &pass->moe->shape.config;
-  uint64_t row_bytes = pass->slots[tensor].row_bytes;
-  int single = b->world_size == 1;
-  const char* in = single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
-  const int32_t* token = b->order_token + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
+  const int32_t chunk = op->chunk, self = self_of(pass), is_single = b->world_size == 1;
+  const int64_t* sent = sent_of(b, chunk);
+  const int32_t* token = b->order_token + b->first_order[chunk] + sent[self];
+  const int64_t own = sent[self + 1] - sent[self], stride = sluice_tensor_stride(tokens, 0);
+  const void* src = sluice_tensor_data(tokens);
+  char* in = is_single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
   if (is_one_run(pass, tensor)) {
     char* out = sluice_pass_rows(pass, tensor, chunk, 0);
     if (scatter_tokens(pass, op, tokens, 0, 0, out)) return;
-    kernels->gather_rows(stream, c->dtype, rows_of_chunk(b, chunk), c->model_width, sluice_tensor_data(tokens),
-                         sluice_tensor_stride(tokens, 0), token, out);
+    kernels->gather_rows(sluice_pass_stream(pass, op), c->dtype, rows_of_chunk(b, chunk), c->model_width, src, stride,
+                         token, out);
     return;
   }
-  if (pass->context->rows->is_device && !single) {
-    unpack_on_device(pass, op, tokens, tensor);
+  if (!is_single && !has_exchange(pass, op)) move_remote(pass, op, 1, tensor, in);
+  if (own == 0) return;
+  if (pass->context->rows->is_device && !is_single) {
+    kernels->gather_rows(own_stream(pass, op), c->dtype, own, c->model_width, src, stride, token, in);
+    move_own(pass, op, 1, tensor, in);
     return;
   }
-  reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
-    char* rows = sluice_pass_rows(pass, tensor, chunk, e);
-    int64_t own_row = 0;
-    int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
-    if (num_runs > 0) kernels->move_rows(stream, (int64_t)row_bytes, pass->runs, num_runs, in, rows);
-    int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
-    kernels->gather_rows(stream, c->dtype, own, c->model_width, sluice_tensor_data(tokens),
-                         sluice_tensor_stride(tokens, 0), token, rows + (uint64_t)own_row * row_bytes);
-    token += own;
-  }
-}
-
-/* Packs remote rows in received order. */
-static void pack_by_source(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* out) {
-  int32_t chunk = op->chunk;
-  sluice_stream_t stream = sluice_pass_stream(pass, op);
-  const sluice_kernels_t* kernels = pass->context->device->kernels;
-  uint64_t row_bytes = pass->slots[tensor].row_bytes;
-  reset_cursor(pass, chunk);
-  for (int32_t e = 0; e < pass->binding.num_local; ++e) {
-    int64_t own_row = 0;
-    int64_t num_runs = expert_runs(pass, chunk, e, 0, &own_row);
-    if (num_runs > 0) {
-      kernels->move_rows(stream, (int64_t)row_bytes, pass->runs, num_runs, sluice_pass_rows(pass, tensor, chunk, e),
-                         out);
-    }
-  }
-}
-
-/* Copies own rows from expert order to sent order. */
-static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* in) {
-  int32_t chunk = op->chunk;
-  sluice_stream_t stream = sluice_pass_stream(pass, op);
-  const sluice_binding_t* b = &pass->binding;
-  const sluice_kernels_t* kernels = pass->context->device->kernels;
-  uint64_t row_bytes = pass->slots[tensor].row_bytes;
-  int64_t at = sent_of(b, chunk)[self_of(pass)];
-  for (int32_t e = 0; e < b->num_local; ++e) {
-    int64_t own_row = 0;
-    for (int32_t r = 0; r < self_of(pass); ++r) own_row += sluice_recv_count(b, r, chunk, e);
-    const sluice_row_run_t run = {own_row, at, sluice_recv_count(b, self_of(pass), chunk, e)};
-    kernels->move_rows(stream, (int64_t)row_bytes, &run, 1, sluice_pass_rows(pass, tensor, chunk, e), in);
-    at += run.rows;
+    const int64_t count = sluice_recv_count(b, self, chunk, e);
+    kernels->gather_rows(sluice_pass_stream(pass, op), c->dtype, count, c->model_width, src, stride, token,
+                         own_rows(pass, tensor, chunk, e));
+    token += count;
   }
 }
 
@@ -401,12 +331,6 @@ static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
 static sluice_status_t return_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* out, char* in,
                                     sluice_transfer_t* out_transfer) {
   const uint64_t row_bytes = pass->slots[tensor].row_bytes;
-  if (!pass->context->rows->is_device) {
-    pack_by_source(pass, op, tensor, out);
-    SLUICE_TRY(start_towards_tokens(pass, op, out, in, IN_ORDER, row_bytes, out_transfer));
-    copy_own(pass, op, tensor, in);
-    return SLUICE_OK;
-  }
   const int is_packed = !go_by_expert(pass) || !may_travel(pass, tensor, op->chunk);
   if (is_packed) move_remote(pass, op, 0, tensor, out);
   SLUICE_TRY(start_towards_tokens(pass, op, out, in, is_packed ? IN_ORDER : tensor, row_bytes, out_transfer));
@@ -465,41 +389,29 @@ static sluice_status_t land(sluice_pass_t* pass, const sluice_op_t* op) {
   return sluice_rows_end_group(memory, pass->context, sluice_pass_stream(pass, op), status);
 }
 
-/* As unpack_on_device: own weights go through the scratch for received weights. */
-static void unpack_route_on_device(sluice_pass_t* pass, const sluice_op_t* op, const int32_t* route) {
-  const int64_t* sent = sent_of(&pass->binding, op->chunk);
-  if (!has_exchange(pass, op)) move_remote(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
-  const int64_t own = sent[self_of(pass) + 1] - sent[self_of(pass)];
-  if (own == 0) return;
-  gather_weights(pass, own_stream(pass, op), own, route, pass->scalar_recv);
-  move_own(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
-}
-
+/* As unpack_tokens: on a device own weights go through the scratch for received weights. */
 static void unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
-  int32_t chunk = op->chunk;
-  const int32_t* route = b->order + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
+  const int32_t chunk = op->chunk, self = self_of(pass), is_single = b->world_size == 1;
+  const int64_t* sent = sent_of(b, chunk);
+  const int32_t* route = b->order + b->first_order[chunk] + sent[self];
+  const int64_t own = sent[self + 1] - sent[self];
   if (is_one_run(pass, SLUICE_T_ROUTE)) {
     gather_weights(pass, sluice_pass_stream(pass, op), rows_of_chunk(b, chunk), route,
                    sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, 0));
     return;
   }
-  if (pass->context->rows->is_device && b->world_size > 1) {
-    unpack_route_on_device(pass, op, route);
+  if (!is_single && !has_exchange(pass, op)) move_remote(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
+  if (own == 0) return;
+  if (pass->context->rows->is_device && !is_single) {
+    gather_weights(pass, own_stream(pass, op), own, route, pass->scalar_recv);
+    move_own(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
     return;
   }
-  reset_cursor(pass, chunk);
   for (int32_t e = 0; e < b->num_local; ++e) {
-    float* rows = sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, e);
-    int64_t own_row = 0;
-    int64_t num_runs = expert_runs(pass, chunk, e, 1, &own_row);
-    if (num_runs > 0) {
-      pass->context->device->kernels->move_rows(sluice_pass_stream(pass, op), sizeof(float), pass->runs, num_runs,
-                                                pass->scalar_recv, rows);
-    }
-    int64_t own = sluice_recv_count(b, self_of(pass), chunk, e);
-    gather_weights(pass, sluice_pass_stream(pass, op), own, route, rows + own_row);
-    route += own;
+    const int64_t count = sluice_recv_count(b, self, chunk, e);
+    gather_weights(pass, sluice_pass_stream(pass, op), count, route, own_rows(pass, SLUICE_T_ROUTE, chunk, e));
+    route += count;
   }
 }
 

@@ -74,13 +74,11 @@ typedef struct sluice_pass_s {
   void** recv;
   uint64_t* send_bytes;
   uint64_t* recv_bytes;
-  int64_t* cursor;        /* [W] communication lane */
-  sluice_row_run_t* runs; /* [W] communication lane */
-  float* route_send;      /* [largest chunk] route weights to be sent */
-  float* gate_recv;       /* [largest chunk; chunks_by_experts: all] returned scalars of the gate */
-  float* scalar_recv;     /* [largest chunk] received route weights */
-  float* gate_send;       /* [largest chunk] gate scalars to be sent: scalar_recv, whose weights were unpacked before,
-                             as none arrive meanwhile (grouped) */
+  float* route_send;  /* [largest chunk] route weights to be sent */
+  float* gate_recv;   /* [largest chunk; chunks_by_experts: all] returned scalars of the gate */
+  float* scalar_recv; /* [largest chunk] received route weights */
+  float* gate_send;   /* [largest chunk] gate scalars to be sent: scalar_recv, whose weights were unpacked before,
+                         as none arrive meanwhile (grouped) */
   const struct sluice_wire_s* wire; /* communication lane: encoding of the rows to be posted; NULL: plain */
   sluice_comm_request_t* opened;    /* communication lane: the pending rows of the exchange that opened a group */
   int32_t exchange_left;            /* SLUICE_EXCHANGE_* of the last op */

@@ -9,8 +9,8 @@
 #include "backend/moe/pass/weight_sums.h"
 #include "backend/moe/routing/copies.h"
 
-static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_gemm_problem_t) == SLUICE_GEMM_BYTES &&
-                  sizeof(sluice_packed_t) == SLUICE_PACKED_BYTES && sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
+static_assert(sizeof(sluice_gemm_problem_t) == SLUICE_GEMM_BYTES && sizeof(sluice_packed_t) == SLUICE_PACKED_BYTES &&
+                  sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
               "plans count them");
 
 /* Buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i has slot i. */
@@ -146,12 +146,10 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
   pass->recv = sluice_arena_take(host, s->per_rank);
   pass->send_bytes = sluice_arena_take(host, s->per_rank);
   pass->recv_bytes = sluice_arena_take(host, s->per_rank);
-  pass->cursor = sluice_arena_take(host, s->per_rank);
   pass->route_send = sluice_arena_take(rows, s->scalars);
   pass->gate_recv = sluice_arena_take(rows, s->scalars);
   pass->scalar_recv = sluice_arena_take(rows, s->scalars);
   pass->gate_send = pass->schedule->spec.grouped ? sluice_arena_take(rows, s->scalars) : pass->scalar_recv;
-  pass->runs = sluice_arena_take(host, s->runs);
   pass->gemms = sluice_arena_take(host, s->gemms);
   pass->packed = NULL;
   if (pass->moe->shape.config.weight_format != SLUICE_WEIGHTS_PLAIN) {

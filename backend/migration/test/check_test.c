@@ -13,7 +13,7 @@
 #include "backend/migration/protocol.h"
 #include "third_party/bazel/test.h"
 
-enum { MAX_RANKS = 4 };
+enum { MAX_RANKS = 4, MAX_RULES = 32 };
 
 enum {
   PART_WEIGHTS = 1,
@@ -32,7 +32,7 @@ enum {
 };
 
 typedef struct options_s {
-  const sluice_move_rule_t* rules;
+  const sluice_move_rule_t* rules; /* NULL: those of the protocol */
   int32_t num_rules;
   int32_t num_ranks;    /* [2, MAX_RANKS] */
   int32_t max_killed;   /* maximum number of ranks that are killed, at any time */
@@ -71,14 +71,12 @@ _Static_assert(sizeof(state_t) % sizeof(uint64_t) == 0, "a state is whole words"
 typedef struct checker_s {
   const options_t* options;
   sluice_state_set_t states;
-  int32_t fault, rank;
+  int32_t fault; /* FAULT_*, the first one found, on a shortest path */
   int64_t moves; /* of the current state */
 } checker_t;
 
-static void find(checker_t* c, int32_t fault, int32_t rank) {
-  if (c->fault != FAULT_NONE) return;
-  c->fault = fault;
-  c->rank = rank;
+static void find(checker_t* c, int32_t fault) {
+  if (c->fault == FAULT_NONE) c->fault = fault;
 }
 
 /* ---- effects of events ---- */
@@ -91,17 +89,16 @@ static int has_ended(const rank_t* rank) {
   return rank->phase == SLUICE_MIGRATION_COMMITTED || rank->phase == SLUICE_MIGRATION_ABORTED;
 }
 
-static void say(const checker_t* c, state_t* state, int32_t from, int32_t to, uint32_t message) {
+static void say(state_t* state, int32_t from, int32_t to, uint32_t message) {
   if (from == to || !hears(&state->ranks[to])) return;
   uint16_t* queue = &state->under_way[from][to];
   int32_t length = 0;
   while (*queue >> (MESSAGE_BITS * length)) ++length;
   *queue = (uint16_t)(*queue | (message << (MESSAGE_BITS * length)));
-  (void)c;
 }
 
 static void say_to_all(const checker_t* c, state_t* state, int32_t from, uint32_t message) {
-  for (int32_t to = 0; to < c->options->num_ranks; ++to) say(c, state, from, to, message);
+  for (int32_t to = 0; to < c->options->num_ranks; ++to) say(state, from, to, message);
 }
 
 static int32_t source_of(const checker_t* c, int32_t rank) {
@@ -124,7 +121,7 @@ static int apply(checker_t* c, state_t* state, int32_t r, int32_t event) {
       sluice_move_find_rule(c->options->rules, c->options->num_rules, (int32_t)rank->phase, event);
   if (rule == NULL) return 0;
   rank->phase = (uint32_t)rule->to & 15u;
-  if (rule->act == SLUICE_MOVE_DO_FLUSH) say(c, state, r, (r + 1) % c->options->num_ranks, FLUSHED);
+  if (rule->act == SLUICE_MOVE_DO_FLUSH) say(state, r, (r + 1) % c->options->num_ranks, FLUSHED);
   if (rule->act == SLUICE_MOVE_DO_INSTALL) install(c, state, r);
   if (rule->say == SLUICE_MOVE_SAY_READY) say_to_all(c, state, r, READY);
   if (rule->say == SLUICE_MOVE_SAY_AGREE) say_to_all(c, state, r, AGREE);
@@ -158,7 +155,7 @@ static sluice_status_t train(checker_t* c, const state_t* from, int32_t r) {
   }
   const int is_early = c->options->updates_first && rank->phase == SLUICE_MIGRATION_STREAMS;
   if (rank->position != HAS_GRADIENTS || !(has_ended(rank) || is_early)) return SLUICE_OK;
-  if (rank->weights != rank->state || rank->weights != rank->gradients) find(c, FAULT_MIXED, r);
+  if (rank->weights != rank->state || rank->weights != rank->gradients) find(c, FAULT_MIXED);
   ++rank->weight_updates;
   ++rank->state_updates;
   rank->position = HAS_UPDATED;
@@ -272,13 +269,13 @@ static sluice_status_t settle(checker_t* c, const state_t* from) {
 /* ---- invariants ---- */
 
 static void check_epochs(checker_t* c, const state_t* state) {
-  int32_t committed = -1, aborted = -1;
+  int32_t committed = 0, aborted = 0;
   for (int32_t r = 0; r < c->options->num_ranks; ++r) {
     /* The commit of a dead rank counts, because its messages may have made others commit; its abort does not. */
-    if (state->ranks[r].phase == SLUICE_MIGRATION_COMMITTED) committed = r;
-    if (state->ranks[r].phase == SLUICE_MIGRATION_ABORTED && !state->ranks[r].is_dead) aborted = r;
+    committed |= state->ranks[r].phase == SLUICE_MIGRATION_COMMITTED;
+    aborted |= state->ranks[r].phase == SLUICE_MIGRATION_ABORTED && !state->ranks[r].is_dead;
   }
-  if (committed >= 0 && aborted >= 0) find(c, FAULT_EPOCHS, aborted);
+  if (committed && aborted) find(c, FAULT_EPOCHS);
 }
 
 static void check_end(checker_t* c, const state_t* state) {
@@ -286,13 +283,13 @@ static void check_end(checker_t* c, const state_t* state) {
     const rank_t* rank = &state->ranks[r];
     if (rank->is_dead) continue;
     if (!has_ended(rank) || rank->position != HAS_UPDATED) {
-      find(c, FAULT_DEADLOCK, r);
+      find(c, FAULT_DEADLOCK);
     } else if (rank->weights != rank->state) {
-      find(c, FAULT_MIXED, r);
+      find(c, FAULT_MIXED);
     } else if (rank->weights != rank->table) {
-      find(c, FAULT_TABLE, r);
+      find(c, FAULT_TABLE);
     } else if (rank->weight_updates != 1 || rank->state_updates != 1) {
-      find(c, FAULT_STEP, r);
+      find(c, FAULT_STEP);
     }
   }
 }
@@ -306,7 +303,7 @@ static void begin(const checker_t* c, state_t* state) {
     state->ranks[r] =
         (rank_t){.phase = SLUICE_MIGRATION_STREAMS, .weights = own, .state = own, .gradients = own, .table = own};
   }
-  for (int32_t r = 0; r < c->options->num_ranks; ++r) say(c, state, r, (r + 1) % c->options->num_ranks, STREAMED);
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) say(state, r, (r + 1) % c->options->num_ranks, STREAMED);
 }
 
 static sluice_status_t explore(checker_t* c) {
@@ -328,153 +325,78 @@ static sluice_status_t explore(checker_t* c) {
   return SLUICE_OK;
 }
 
-/* Sets the real protocol, num_ranks 2, and no failures. */
-static void init_options(options_t* options) {
-  *options = (options_t){.num_ranks = 2, .parts = PARTS_ALL};
-  options->rules = sluice_move_rules(&options->num_rules);
-}
-
-/* out_fault: SLUICE_MOVE_FAULT_*, the first one found, on a shortest path; out_rank: its rank. out_states: number of
- * states visited. Errors: INVALID_ARGUMENT, NO_MEMORY. */
-static sluice_status_t explore_all(const options_t* options, sluice_allocator_t* allocator, int32_t* out_fault,
-                                   int32_t* out_rank, int64_t* out_states) {
-  checker_t c = {.options = options, .rank = -1};
-  *out_fault = FAULT_NONE;
-  *out_rank = -1;
-  *out_states = 0;
-  SLUICE_TRY(SLUICE_REQUIRE(options->num_ranks >= 2 && options->num_ranks <= MAX_RANKS,
-                            "migration: %d ranks; 2 to %d are checked", options->num_ranks, MAX_RANKS));
-  sluice_state_set_init(&c.states, WORDS, allocator);
-  const sluice_status_t status = explore(&c);
-  *out_fault = c.fault;
-  *out_rank = c.rank;
-  *out_states = c.states.count;
+/* Explores all orders. Returns the fault that was found. */
+static int32_t fault_of(options_t options) {
+  if (options.rules == NULL) options.rules = sluice_move_rules(&options.num_rules);
+  checker_t c = {.options = &options};
+  sluice_state_set_init(&c.states, WORDS, sluice_process_allocator());
+  assert_int_equal(explore(&c), SLUICE_OK);
+  assert_true(c.states.count > 1);
+  if (c.fault == FAULT_NONE) print_message("%d ranks: %lld states\n", options.num_ranks, (long long)c.states.count);
   sluice_state_set_deinit(&c.states);
-  return status;
-}
-
-/* ---- cases ---- */
-
-enum { MAX_RULES = 32 };
-
-typedef struct planted_s {
-  sluice_move_rule_t rules[MAX_RULES];
-  options_t options;
-} planted_t;
-
-static void plant(planted_t* p, int32_t ranks) {
-  init_options(&p->options);
-  assert_true(p->options.num_rules <= MAX_RULES);
-  memcpy(p->rules, p->options.rules, (size_t)p->options.num_rules * sizeof p->rules[0]);
-  p->options.rules = p->rules;
-  p->options.num_ranks = ranks;
-}
-
-static sluice_move_rule_t* rule_of(planted_t* p, int32_t from, int32_t event) {
-  for (int32_t i = 0; i < p->options.num_rules; ++i) {
-    if (p->rules[i].from == from && p->rules[i].event == event) return &p->rules[i];
-  }
-  fail_msg("no rule for event %d in phase %d", event, from);
-  return NULL;
-}
-
-static int32_t fault_of(const options_t* options) {
-  int32_t fault, rank;
-  int64_t states;
-  assert_int_equal(explore_all(options, sluice_process_allocator(), &fault, &rank, &states), SLUICE_OK);
-  assert_true(states > 1);
-  if (fault == FAULT_NONE) print_message("%d ranks: %lld states\n", options->num_ranks, (long long)states);
-  return fault;
+  return c.fault;
 }
 
 /* ---- the protocol ---- */
 
-TEST(Protocol_NothingGoesWrong_IsClean) {
-  for (int32_t ranks = 2; ranks <= 3; ++ranks) {
-    options_t options;
-    init_options(&options);
-    options.num_ranks = ranks;
-    assert_int_equal(fault_of(&options), FAULT_NONE);
-  }
-}
-
 TEST(Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState) {
   const int32_t most = getenv("SLUICE_FULL") != NULL ? 2 : 1;
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
-    for (int32_t what = 0; what < 8; ++what) {
-      options_t options;
-      init_options(&options);
-      options.num_ranks = ranks;
-      options.max_killed = what & 1 ? (ranks == 3 ? most : 1) : 0;
-      options.max_late = what & 2 ? 1 : 0;
-      options.max_refusals = what & 4 ? 1 : 0;
+    for (int32_t what = 0; what < 8; ++what) {            /* 0: nothing goes wrong */
       if (ranks == 3 && what == 7 && most == 1) continue; /* only with SLUICE_FULL: all three at once on three ranks */
-      assert_int_equal(fault_of(&options), FAULT_NONE);
+      assert_int_equal(fault_of((options_t){.num_ranks = ranks,
+                                            .parts = PARTS_ALL,
+                                            .max_killed = what & 1 ? (ranks == 3 ? most : 1) : 0,
+                                            .max_late = what & 2 ? 1 : 0,
+                                            .max_refusals = what & 4 ? 1 : 0}),
+                       FAULT_NONE);
     }
   }
 }
 
 /* ---- planted faults ---- */
 
-TEST(Planted_RankThatCommitsBeforeAllAreReady_IsFound) {
-  planted_t p;
-  plant(&p, 3);
-  p.options.max_killed = 1;
-  sluice_move_rule_t* rule = rule_of(&p, SLUICE_MIGRATION_READY, SLUICE_MOVE_EVENT_ALL_READY);
-  rule->to = SLUICE_MIGRATION_COMMITTED;
-  rule->act = SLUICE_MOVE_DO_INSTALL;
-  assert_int_equal(fault_of(&p.options), FAULT_EPOCHS);
-}
+#define PHASE(name) SLUICE_MIGRATION_##name
+#define EVENT(name) SLUICE_MOVE_EVENT_##name
 
-TEST(Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound) {
-  planted_t p;
-  plant(&p, 3);
-  p.options.max_killed = 1;
-  rule_of(&p, SLUICE_MIGRATION_AGREED, SLUICE_MOVE_EVENT_LOST)->to = SLUICE_MIGRATION_ABORTED;
-  assert_int_equal(fault_of(&p.options), FAULT_EPOCHS);
-}
+static const struct {
+  const char* what;
+  int32_t fault;
+  options_t options;
+  sluice_move_rule_t rule; /* replaces the rule of its phase and event; to 0: none */
+} planted[] = {
+    {"commits before all are ready",
+     FAULT_EPOCHS,
+     {.num_ranks = 3, .max_killed = 1, .parts = PARTS_ALL},
+     {PHASE(READY), EVENT(ALL_READY), PHASE(COMMITTED), SLUICE_MOVE_SAY_AGREE, SLUICE_MOVE_DO_INSTALL}},
+    {"goes back alone after it has agreed",
+     FAULT_EPOCHS,
+     {.num_ranks = 3, .max_killed = 1, .parts = PARTS_ALL},
+     {PHASE(AGREED), EVENT(LOST), PHASE(ABORTED), SLUICE_MOVE_SAY_NOTHING, SLUICE_MOVE_DO_NOTHING}},
+    {"commits when it has lost another",
+     FAULT_EPOCHS,
+     {.num_ranks = 2, .max_late = 1, .parts = PARTS_ALL},
+     {PHASE(READY), EVENT(LOST), PHASE(COMMITTED), SLUICE_MOVE_SAY_NOTHING, SLUICE_MOVE_DO_INSTALL}},
+    {"does not say that it is ready",
+     FAULT_DEADLOCK,
+     {.num_ranks = 2, .parts = PARTS_ALL},
+     {PHASE(FLUSHES), EVENT(ALL_HERE), PHASE(READY), SLUICE_MOVE_SAY_NOTHING, SLUICE_MOVE_DO_NOTHING}},
+    {"sends weights only", FAULT_MIXED, {.num_ranks = 2, .parts = PART_WEIGHTS}, {0}},
+    {"keeps the gradients", FAULT_MIXED, {.num_ranks = 2, .parts = PART_WEIGHTS | PART_STATE}, {0}},
+    {"updates what it has streamed", FAULT_STEP, {.num_ranks = 2, .parts = PARTS_ALL, .updates_first = 1}, {0}},
+    {"keeps the table of slots", FAULT_TABLE, {.num_ranks = 2, .parts = PARTS_ALL, .keeps_table = 1}, {0}},
+};
 
-TEST(Planted_RankThatCommitsWhereItHasLostAnother_IsFound) {
-  planted_t p;
-  plant(&p, 2);
-  p.options.max_late = 1;
-  sluice_move_rule_t* rule = rule_of(&p, SLUICE_MIGRATION_READY, SLUICE_MOVE_EVENT_LOST);
-  rule->to = SLUICE_MIGRATION_COMMITTED;
-  rule->act = SLUICE_MOVE_DO_INSTALL;
-  assert_int_equal(fault_of(&p.options), FAULT_EPOCHS);
-}
-
-TEST(Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound) {
-  planted_t p;
-  plant(&p, 2);
-  rule_of(&p, SLUICE_MIGRATION_FLUSHES, SLUICE_MOVE_EVENT_ALL_HERE)->say = SLUICE_MOVE_SAY_NOTHING;
-  assert_int_equal(fault_of(&p.options), FAULT_DEADLOCK);
-}
-
-TEST(Planted_WeightsOnly_AreFound) {
-  planted_t p;
-  plant(&p, 2);
-  p.options.parts = PART_WEIGHTS;
-  assert_int_equal(fault_of(&p.options), FAULT_MIXED);
-}
-
-TEST(Planted_GradientsThatStay_AreFound) {
-  planted_t p;
-  plant(&p, 2);
-  p.options.parts = PART_WEIGHTS | PART_STATE;
-  assert_int_equal(fault_of(&p.options), FAULT_MIXED);
-}
-
-TEST(Planted_UpdateOfWhatHasBeenStreamed_IsAMissingStep) {
-  planted_t p;
-  plant(&p, 2);
-  p.options.updates_first = 1;
-  assert_int_equal(fault_of(&p.options), FAULT_STEP);
-}
-
-TEST(Planted_StaleTableOfSlots_IsFound) {
-  planted_t p;
-  plant(&p, 2);
-  p.options.keeps_table = 1;
-  assert_int_equal(fault_of(&p.options), FAULT_TABLE);
+TEST(Planted_EachFault_IsFound) {
+  for (size_t i = 0; i < sizeof planted / sizeof planted[0]; ++i) {
+    sluice_move_rule_t rules[MAX_RULES];
+    options_t options = planted[i].options;
+    const sluice_move_rule_t *own = sluice_move_rules(&options.num_rules), *new = &planted[i].rule;
+    assert_true(options.num_rules <= MAX_RULES);
+    memcpy(rules, own, (size_t)options.num_rules * sizeof rules[0]);
+    options.rules = rules;
+    if (new->to != PHASE(NONE))
+      rules[sluice_move_find_rule(own, options.num_rules, new->from, new->event) - own] = *new;
+    if (fault_of(options) != planted[i].fault) fail_msg("a rank that %s is not found", planted[i].what);
+  }
 }

@@ -291,45 +291,15 @@ sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, con
   return all->status != SLUICE_OK ? all->status : status;
 }
 
-/* ---- all candidates ---- */
-
-typedef struct showing_s {
-  const sluice_machine_t* machine;
-  sluice_workload_t work;
-  sluice_planner_visit_fn_t visit;
-  void* user;
-  sluice_status_t status;
-} showing_t;
-
-static void show_choice(void* user, const sluice_plan_data_t* plan, int32_t fits) {
-  showing_t* s = user;
-  (void)fits;
-  if (s->status != SLUICE_OK) return;
-  const sluice_choice_t choice = choice_of(&s->work, plan, 0);
-  sluice_step_prediction_t prediction;
-  s->status = sluice_predict_step(s->machine, &s->work, &choice, &prediction);
-  if (s->status == SLUICE_OK) s->visit(s->user, plan, &prediction);
-}
-
-sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
-                                             const sluice_planner_asked_t* wanted, sluice_planner_visit_fn_t visit,
-                                             void* user) {
-  showing_t showing = {.machine = machine, .work = workload_of(machine, w), .visit = visit, .user = user};
-  SLUICE_TRY(sluice_machine_check_for(machine, w->dtype, w->world_size));
-  sluice_ring_memo_t rings = {0};
-  const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, wanted, &rings);
-  const sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
-  sluice_status_t status = sluice_plan_visit_leanest(&problem, &inputs, show_choice, &showing);
-  sluice_ring_memo_deinit(&rings);
-  return status != SLUICE_OK ? status : showing.status;
-}
-
 /* ---- options of the planner over layers ---- */
 
 typedef struct filling_s {
+  const sluice_machine_t* machine;
+  sluice_workload_t work;
   const sluice_moe_allowed_t* allowed;
   sluice_moe_options_t* options;
   uint64_t layer_bytes; /* handle and tables */
+  sluice_status_t status;
 } filling_t;
 
 static int is_allowed(const sluice_moe_allowed_t* allowed, int32_t restore) {
@@ -344,15 +314,20 @@ static int32_t kind_of(const sluice_plan_data_t* plan) {
   return is_kept ? SLUICE_STAGES_KEEP : SLUICE_STAGES_MIXED;
 }
 
-static void add_option(void* user, const sluice_plan_data_t* plan, const sluice_step_prediction_t* prediction) {
+static void add_option(void* user, const sluice_plan_data_t* plan, int32_t fits) {
   filling_t* f = user;
+  (void)fits;
   sluice_moe_options_t* o = f->options;
   if (!is_allowed(f->allowed, plan->restore_input) || !is_allowed(f->allowed, plan->restore_pre_activation)) return;
-  if (o->count == SLUICE_PLANNER_MOST_CANDIDATES) return;
+  if (o->count == SLUICE_PLANNER_MOST_CANDIDATES || f->status != SLUICE_OK) return;
+  const sluice_choice_t choice = choice_of(&f->work, plan, 0);
+  sluice_step_prediction_t prediction;
+  f->status = sluice_predict_step(f->machine, &f->work, &choice, &prediction);
+  if (f->status != SLUICE_OK) return;
   const sluice_plan_bytes_t* b = &plan->bytes;
   o->list[o->count] = (sluice_stages_option_t){
-      .forward_seconds = prediction->seconds[SLUICE_FORWARD],
-      .backward_seconds = prediction->seconds[SLUICE_BACKWARD],
+      .forward_seconds = prediction.seconds[SLUICE_FORWARD],
+      .backward_seconds = prediction.seconds[SLUICE_BACKWARD],
       .resident_bytes = f->layer_bytes + b->routing + b->schedules,
       .held_bytes = b->step,
       .arena_bytes = SLUICE_CPU_CONTEXT_BYTES + b->slots + b->headers + b->gemms,
@@ -364,17 +339,23 @@ static void add_option(void* user, const sluice_plan_data_t* plan, const sluice_
   ++o->count;
 }
 
-sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
+sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
                                         const sluice_planner_asked_t* wanted, const sluice_moe_allowed_t* allowed,
                                         sluice_moe_options_t* out) {
   memset(out, 0, sizeof *out);
+  SLUICE_TRY(sluice_machine_check_for(machine, w->dtype, w->world_size));
   sluice_ring_memo_t rings = {0};
-  const sluice_plan_problem_t problem = sluice_planner_problem(machine, workload, wanted, &rings);
-  filling_t filling = {.allowed = allowed,
+  const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, wanted, &rings);
+  const sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
+  filling_t filling = {.machine = machine,
+                       .work = workload_of(machine, w),
+                       .allowed = allowed,
                        .options = out,
-                       .layer_bytes = sluice_planner_base_bytes(&problem.shape) - SLUICE_CPU_CONTEXT_BYTES};
+                       .layer_bytes = inputs.base - SLUICE_CPU_CONTEXT_BYTES};
+  const sluice_status_t status = sluice_plan_visit_leanest(&problem, &inputs, add_option, &filling);
   sluice_ring_memo_deinit(&rings);
-  SLUICE_TRY(sluice_planner_visit_choices(machine, workload, wanted, add_option, &filling));
+  SLUICE_TRY(status);
+  SLUICE_TRY(filling.status);
   return SLUICE_REQUIRE(out->count > 0,
                         "no choice of what is wanted remains: may_recompute is %d and may_offload %d; set one of them "
                         "to 1, or leave restore_input and restore_pre_activation open",

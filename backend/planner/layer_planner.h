@@ -47,16 +47,6 @@ typedef struct sluice_planner_candidates_s {
 sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                             const sluice_planner_asked_t* wanted, sluice_planner_candidates_t* out);
 
-/* Receives one choice with its bytes, for one outstanding forward, and its seconds. */
-typedef void (*sluice_planner_visit_fn_t)(void* user, const sluice_plan_data_t* plan,
-                                          const sluice_step_prediction_t* prediction);
-
-/* Visits every choice that `wanted` leaves open, whatever the workload's memory_budget is, each with as few rows kept
- * as possible. Errors: as sluice_planner_predict_layer. */
-sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
-                                             const sluice_planner_asked_t* wanted, sluice_planner_visit_fn_t visit,
-                                             void* user);
-
 /* ---- options of the planner over layers ----
  *
  * Offers the plans of a Mixture-of-Experts layer as options to the planner over layers: bytes and seconds of each on
@@ -80,8 +70,9 @@ typedef struct sluice_moe_options_s {
   sluice_planner_choice_t choices[SLUICE_PLANNER_MOST_CANDIDATES];
 } sluice_moe_options_t;
 
-/* Makes the options of a layer. out: memory of that size. workload, wanted: checked. Errors: those of
- * sluice_planner_visit_choices; INVALID_ARGUMENT if none of the wanted choices is allowed. */
+/* Makes options of every choice that `wanted` leaves open, whatever the workload's memory_budget is: bytes of one
+ * outstanding forward, with as few rows kept as possible. out: memory of that size. workload, wanted: checked. Errors:
+ * as sluice_planner_predict_layer; INVALID_ARGUMENT if none of the wanted choices is allowed. */
 sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                         const sluice_planner_asked_t* wanted, const sluice_moe_allowed_t* allowed,
                                         sluice_moe_options_t* out);

@@ -49,6 +49,7 @@ typedef struct sluice_stages_plan_s {
   double step_seconds;             /* m micro-batches: one through all stages, m - 1 at the slowest */
   uint64_t smallest_budget_bytes;  /* OVER_BUDGET: what blocking_stage needs in the partition with the smallest need */
   uint64_t short_bytes;            /* OVER_BUDGET: the least that every budget lacks */
+  uint64_t steps;                  /* options and nodes visited, which is the cost of the plan on any machine */
   int32_t slowest_stage;           /* index */
   int32_t blocking_stage;          /* OVER_BUDGET: index; otherwise -1 */
   int32_t is_optimal;              /* 1: no plan has a faster slowest stage */

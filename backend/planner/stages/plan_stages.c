@@ -39,9 +39,16 @@ static uint64_t most_at_a_time(const sluice_stages_tables_t* t, const int32_t* s
   return (uint64_t)(t->in_flight[stage] - 1) * held + most;
 }
 
-static void finish_stage(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage, uint64_t copied,
-                         sluice_stages_stage_t* s) {
+/* Computes a stage from the options of its layers: all of *s except peak_bytes and the reasons. */
+static void predict_stage(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage,
+                          const sluice_stages_choice_t* choices, sluice_stages_stage_t* s) {
   const sluice_stages_problem_t* p = t->problem;
+  uint64_t copied = 0;
+  memset(s, 0, sizeof *s);
+  s->in_flight = t->in_flight[stage];
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    if (stage_of[i] == stage) add_layer(t, i, choices[i].option, s, &copied);
+  }
   const uint64_t in = stage == 0 ? 0 : sluice_stages_boundary_bytes(t, stage_of, stage - 1);
   const uint64_t out = stage == p->num_stages - 1 ? 0 : sluice_stages_boundary_bytes(t, stage_of, stage);
   s->parameter_bytes *= (uint64_t)t->versions[stage];
@@ -74,13 +81,7 @@ static void predict(const sluice_stages_tables_t* t, const int32_t* stage_of, sl
   plan->slowest_seconds = 0, plan->slowest_stage = 0;
   for (int32_t stage = 0; stage < t->num_stages; ++stage) {
     sluice_stages_stage_t* s = &plan->stages[stage];
-    memset(s, 0, sizeof *s);
-    s->in_flight = t->in_flight[stage];
-    uint64_t copied = 0;
-    for (int32_t i = 0; i < t->num_layers; ++i) {
-      if (stage_of[i] == stage) add_layer(t, i, plan->choices[i].option, s, &copied);
-    }
-    finish_stage(t, stage_of, stage, copied, s);
+    predict_stage(t, stage_of, stage, plan->choices, s);
     s->peak_bytes = s->bytes - s->held_bytes - s->working_bytes + most_at_a_time(t, stage_of, stage, plan);
     if (s->seconds > plan->slowest_seconds) plan->slowest_seconds = s->seconds, plan->slowest_stage = stage;
   }
@@ -88,23 +89,6 @@ static void predict(const sluice_stages_tables_t* t, const int32_t* stage_of, sl
 }
 
 /* ---- reasons: the cost of the alternatives ---- */
-
-/* The largest working or copied bytes or arena of a stage without one of its layers. */
-typedef uint64_t (*bytes_fn)(const sluice_stages_option_t* option);
-
-static uint64_t working_of(const sluice_stages_option_t* option) { return option->working_bytes; }
-static uint64_t copied_of(const sluice_stages_option_t* option) { return option->copied_bytes; }
-static uint64_t arena_of(const sluice_stages_option_t* option) { return option->arena_bytes; }
-
-static uint64_t largest_without(const sluice_partition_t* part, int32_t layer, bytes_fn bytes_of) {
-  const sluice_stages_problem_t* p = part->tables->problem;
-  uint64_t largest = 0;
-  for (int32_t i = 0; i < p->num_layers; ++i) {
-    if (i == layer || part->stage_of[i] != part->stage_of[layer]) continue;
-    largest = sluice_max_u64(largest, bytes_of(&p->layers[i].options[part->option_of[i]]));
-  }
-  return largest;
-}
 
 /* Returns the least time from the end of a layer's forward to the start of its backward. */
 static double gap_of(const sluice_partition_t* part, int32_t layer) {
@@ -122,32 +106,23 @@ static void give_option_reason(const sluice_partition_t* part, int32_t layer, sl
   const sluice_stages_tables_t* t = part->tables;
   sluice_stages_choice_t* choice = &plan->choices[layer];
   const sluice_stages_stage_t* s = &plan->stages[choice->stage];
-  const sluice_stages_option_t* now = &t->problem->layers[layer].options[choice->option];
+  const int32_t option = choice->option;
   choice->fastest = t->items[t->first_item[layer]].option;
   choice->reason = SLUICE_STAGES_FASTEST, choice->reason_bytes = 0, choice->reason_seconds = 0;
-  if (choice->option == choice->fastest) return;
-  const sluice_stages_option_t* then = &t->problem->layers[layer].options[choice->fastest];
-  const double k = s->in_flight;
-  const double bytes =
-      (double)s->bytes + (double)then->resident_bytes - (double)now->resident_bytes +
-      k * ((double)then->held_bytes - (double)now->held_bytes) +
-      (double)sluice_max_u64(largest_without(part, layer, working_of), then->working_bytes) - (double)s->working_bytes +
-      (double)sluice_max_u64(largest_without(part, layer, copied_of), then->copied_bytes) - (double)s->staging_bytes +
-      (double)sluice_max_u64(largest_without(part, layer, arena_of), then->arena_bytes) - (double)s->arena_bytes;
-  const double compute = s->compute_seconds + then->forward_seconds + then->backward_seconds - now->forward_seconds -
-                         now->backward_seconds;
-  const double copies = s->copy_seconds + sluice_stages_copy_seconds(t->problem, then->copied_bytes) -
-                        sluice_stages_copy_seconds(t->problem, now->copied_bytes);
-  const double turn = sluice_stages_turn_seconds(t->problem, compute, s->message_seconds, copies);
-  const double costs = s->seconds - turn;
-  const double over = s->budget_bytes == 0 ? 0 : bytes - (double)s->budget_bytes;
-  if (over > 0) choice->reason_bytes = (uint64_t)over;
+  if (option == choice->fastest) return;
+  const uint64_t copied = t->problem->layers[layer].options[choice->fastest].copied_bytes;
+  sluice_stages_stage_t other; /* with the fastest option */
+  choice->option = choice->fastest;
+  predict_stage(t, part->stage_of, choice->stage, plan->choices, &other);
+  choice->option = option;
+  const double costs = s->seconds - other.seconds;
+  const int is_over = s->budget_bytes != 0 && other.bytes > s->budget_bytes;
+  if (is_over) choice->reason_bytes = other.bytes - s->budget_bytes;
   if (s->budget_bytes != 0 && s->bytes > s->budget_bytes) {
     choice->reason = SLUICE_STAGES_OVER_BUDGET;
-  } else if (then->copied_bytes > 0 &&
-             sluice_stages_copy_seconds(t->problem, then->copied_bytes) > gap_of(part, layer)) {
+  } else if (copied > 0 && sluice_stages_copy_seconds(t->problem, copied) > gap_of(part, layer)) {
     choice->reason = SLUICE_STAGES_NO_TIME;
-  } else if (over > 0) {
+  } else if (is_over) {
     const int is_free = costs <= 1e-12 * s->seconds;
     choice->reason = is_free ? SLUICE_STAGES_FREE : SLUICE_STAGES_SAVES;
     choice->reason_seconds = is_free ? 0 : costs;
@@ -355,8 +330,7 @@ static sluice_status_t price_given(planning_t* p) {
 /* ---- calls ---- */
 
 static sluice_status_t with_room(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
-                                 sluice_status_t (*fill)(planning_t*), sluice_stages_plan_t* plan,
-                                 uint64_t* out_steps) {
+                                 sluice_status_t (*fill)(planning_t*), sluice_stages_plan_t* plan) {
   SLUICE_TRY(SLUICE_REQUIRE(problem != NULL && plan != NULL && plan->choices != NULL && plan->stages != NULL,
                             "problem, plan, plan->choices or plan->stages is NULL"));
   SLUICE_TRY(sluice_stages_check(problem));
@@ -366,26 +340,19 @@ static sluice_status_t with_room(const sluice_stages_problem_t* problem, sluice_
   sluice_status_t status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.part);
   if (status == SLUICE_OK) status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.scratch);
   if (status == SLUICE_OK) status = fill(&planning);
-  *out_steps = planning.part.local.steps + planning.scratch.local.steps;
+  plan->steps = planning.part.local.steps + planning.scratch.local.steps;
   sluice_partition_deinit(&planning.scratch);
   sluice_partition_deinit(&planning.part);
   sluice_stages_tables_deinit(&planning.tables);
   return status;
 }
 
-sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
-                                           sluice_stages_plan_t* plan, uint64_t* out_steps) {
-  return with_room(problem, allocator, make_plan, plan, out_steps);
-}
-
 sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                    sluice_stages_plan_t* plan) {
-  uint64_t steps;
-  return with_room(problem, allocator, make_plan, plan, &steps);
+  return with_room(problem, allocator, make_plan, plan);
 }
 
 sluice_status_t sluice_stages_price(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                     sluice_stages_plan_t* plan) {
-  uint64_t steps;
-  return with_room(problem, allocator, price_given, plan, &steps);
+  return with_room(problem, allocator, price_given, plan);
 }

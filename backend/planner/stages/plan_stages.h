@@ -26,10 +26,6 @@
 sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                    sluice_stages_plan_t* plan);
 
-/* The same; out_steps is the number of options and nodes visited, which is the cost of the plan on any machine. */
-sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
-                                           sluice_stages_plan_t* plan, uint64_t* out_steps);
-
 /* Predicts a plan whose stages are given: plan->choices[i].stage, and in all choices .option, or -1 in all, where the
  * fastest options that fit are chosen. Errors: as sluice_stages_plan. OVER_BUDGET is about these stages; with -1 the
  * options with the fewest bytes are taken then. */

@@ -36,10 +36,10 @@ static sluice_status_t check_item(const sluice_comm_t* comm, const sluice_migrat
                             item->direction));
   SLUICE_TRY(
       SLUICE_REQUIRE(item->reserved == 0, "migration: item %llu: reserved is %d; set it to 0", id, item->reserved));
-  SLUICE_TRY(SLUICE_REQUIRE(
-      item->num_spans >= 0 && item->num_spans <= MAX_SPANS && (item->spans != NULL || item->num_spans == 0),
-      "migration: item %llu: %d spans at %p; there may be 0 to %d, and a list for them", id, item->num_spans,
-      (const void*)item->spans, MAX_SPANS));
+  SLUICE_TRY(SLUICE_REQUIRE(item->num_spans >= 0 && item->num_spans <= MAX_SPANS,
+                            "migration: item %llu: num_spans is %d; give 0 to %d", id, item->num_spans, MAX_SPANS));
+  SLUICE_TRY(SLUICE_REQUIRE(item->spans != NULL || item->num_spans == 0,
+                            "migration: item %llu: spans is NULL; give the list of its %d spans", id, item->num_spans));
   for (int32_t i = 0; i < item->num_spans; ++i) SLUICE_TRY(check_span(item, i));
   return SLUICE_OK;
 }
@@ -138,9 +138,10 @@ static sluice_status_t copy(const sluice_migration_item_t* items, int32_t num_it
 sluice_status_t sluice_move_list_make(const sluice_migration_t* m, const sluice_migration_item_t* items,
                                       int32_t num_items, sluice_move_list_t* out_list) {
   *out_list = (sluice_move_list_t){.num_items = 0};
-  SLUICE_TRY(SLUICE_REQUIRE(num_items >= 0 && num_items <= MAX_ITEMS && (items != NULL || num_items == 0),
-                            "sluice_migration_begin: %d items at %p; there may be 0 to %d, and a list for them",
-                            num_items, (const void*)items, MAX_ITEMS));
+  SLUICE_TRY(SLUICE_REQUIRE(num_items >= 0 && num_items <= MAX_ITEMS,
+                            "sluice_migration_begin: num_items is %d; give 0 to %d", num_items, MAX_ITEMS));
+  SLUICE_TRY(SLUICE_REQUIRE(items != NULL || num_items == 0,
+                            "sluice_migration_begin: items is NULL; give the list of the %d items", num_items));
   int64_t num_spans = 0;
   for (int32_t i = 0; i < num_items; ++i) {
     SLUICE_TRY(check_item(m->comm, &items[i]));
@@ -220,9 +221,11 @@ static int32_t find(const sluice_migration_t* m, uint64_t id, int32_t peer, int3
 
 static sluice_status_t check(const sluice_migration_item_t* item, const sluice_migration_span_t* to,
                              int32_t num_spans) {
-  SLUICE_TRY(SLUICE_REQUIRE(num_spans == item->num_spans && (to != NULL || num_spans == 0),
-                            "sluice_migration_read_early: %d spans at %p; item %llu has %d", num_spans, (const void*)to,
+  SLUICE_TRY(SLUICE_REQUIRE(num_spans == item->num_spans,
+                            "sluice_migration_read_early: num_spans is %d; item %llu has %d", num_spans,
                             (unsigned long long)item->id, item->num_spans));
+  SLUICE_TRY(SLUICE_REQUIRE(to != NULL || num_spans == 0,
+                            "sluice_migration_read_early: to is NULL; give the list of the %d spans", num_spans));
   for (int32_t s = 0; s < num_spans; ++s) {
     if (to[s].bytes == 0) continue;
     SLUICE_TRY(

@@ -347,7 +347,8 @@ static void call_wrongly(part_t* me) {
   WORKS(sluice_migration_create(comm, &c, &migration));
   STATUS(sluice_migration_begin(NULL, 6, NULL, 0), BAD, "NULL");
   STATUS(sluice_migration_begin(migration, 5, NULL, 0), BAD, "number each move above it");
-  STATUS(sluice_migration_begin(migration, 6, NULL, 2), BAD, "2 items at (nil)");
+  STATUS(sluice_migration_begin(migration, 6, NULL, 2), BAD, "items is NULL; give the list of the 2 items");
+  STATUS(sluice_migration_begin(migration, 6, NULL, -1), BAD, "num_items is -1");
   STATUS(sluice_migration_commit(NULL, NULL), BAD, "NULL");
   STATUS(sluice_migration_commit(migration, NULL), SLUICE_E_STATE, "");
   STATUS(sluice_migration_settle(NULL, NULL, NULL), BAD, "NULL");

@@ -214,7 +214,8 @@ TEST(BadArguments_AreRefusedByName) {
   close_model(other);
 }
 
-/* The file belongs to another model, or to a model with other shapes of the same numbers of elements. */
+/* The file belongs to another model, to a model with other shapes of the same numbers of elements, or to one with other
+ * groups. */
 TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   static const int32_t num_dims[NUM_TENSORS] = {2, 1, 3, 0}, flat[NUM_TENSORS] = {1, 1, 1, 1};
   static const int64_t dims[] = {70, 100, 0, 2, 43, 25}, swapped[] = {100, 70, 0, 2, 43, 25}, wrong[] = {7, 1, 0, 1};
@@ -247,10 +248,14 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   WORKS(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
   close_file(m);
   WORKS(sluice_optimizer_file_open(&config, &m->file));
+  WORKS(sluice_optimizer_file_load(m->file, m->list, 2)); /* gives no shapes, so numbers of elements count */
   close_file(m);
   config.dims = swapped;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "tensor 0: the file has f32 [70, 100], the optimizer has f32 [100, 70]");
+  config.dims = dims, m->groups[0].num_tensors = 3, m->groups[1].tensors = m->tensors + 3, m->groups[1].num_tensors = 1;
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+          "tensor 2 is in group 1 in the file, and in group 0 in the optimizer");
   assert_null(none);
   close_model(m);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files of states: steps that were not written out, damage at any byte, files of others, other models, forks. */
+/* Files of states: steps that were not written out, damage at any byte, files of others, forks. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 #include "backend/base/test/refused.h"
 #include "backend/optim/file/state_file.h"
 
-enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288 };
+enum { COUNT = 3000, ROOMS_AT = 8192, ARRAY_BYTES = 12288 };
 enum { FILE_BYTES = ROOMS_AT + 2 * SLUICE_NUM_STATES * ARRAY_BYTES };
 
 static char path[512], unfinished[540];
@@ -394,42 +394,6 @@ TEST(Damage_WhileItIsOpen_IsFoundByItsSums) {
   expect_message("exp_avg of step 0 differ from what was written");
   sluice_state_file_close(file);
   (void)unlink(path);
-}
-
-/* ---- ranks and models ---- */
-
-/* An optimizer that gives no shapes accepts a file whose shapes differ from its own in nothing else. */
-TEST(Model_ThatDiffersInAShape_IsRefusedWhereShapesAreGiven) {
-  static const int32_t num_dims[] = {2};
-  static const int64_t dims[2][2] = {{8, 16}, {16, 8}};
-  const sluice_adam_tensor_t tensor = {.count = 128, .param_dtype = SLUICE_DTYPE_BF16};
-  const sluice_adam_group_t of = {.tensors = &tensor, .num_tensors = 1};
-  sluice_state_model_t made[2];
-  for (int i = 0; i < 2; ++i) {
-    assert_int_equal(sluice_state_model_make(&of, 1, (sluice_state_shapes_t){num_dims, dims[i]},
-                                             sluice_process_allocator(), made + i),
-                     SLUICE_OK);
-    assert_int_equal(sluice_state_model_compare(made, made + i, "it"), i == 0 ? SLUICE_OK : SLUICE_E_MISMATCH);
-    assert_int_equal(sluice_state_model_compare_tensors(made + i, &of, 1, "it"), SLUICE_OK);
-  }
-  expect_message("0: the file has bf16 [8, 16], the optimizer has bf16 [16, 8]");
-  for (int i = 0; i < 2; ++i) sluice_state_model_free(made + i, sluice_process_allocator());
-}
-
-TEST(Model_ThatDiffersInItsGroups_IsRefused) {
-  const sluice_adam_group_t groups[2] = {{.tensors = tensors, .num_tensors = 1},
-                                         {.tensors = tensors, .num_tensors = 1}};
-  sluice_state_model_t apart, together;
-  assert_int_equal(
-      sluice_state_model_make(groups, 2, (sluice_state_shapes_t){NULL, NULL}, sluice_process_allocator(), &apart),
-      SLUICE_OK);
-  assert_int_equal(
-      sluice_state_model_make(&group, 1, (sluice_state_shapes_t){NULL, NULL}, sluice_process_allocator(), &together),
-      SLUICE_OK);
-  assert_int_equal(sluice_state_model_compare(&together, &apart, "it"), SLUICE_E_MISMATCH);
-  expect_message("tensor 1 is in group 0 in the file, and in group 1 in the optimizer");
-  sluice_state_model_free(&apart, sluice_process_allocator());
-  sluice_state_model_free(&together, sluice_process_allocator());
 }
 
 static int set_up(void** state) {

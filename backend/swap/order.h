@@ -38,8 +38,3 @@ void sluice_swap_order_reset(sluice_swap_order_t* order);
 /* has_left: whether all copies out that have begun have ended. The other arguments are those of sluice_swap_reach. */
 sluice_status_t sluice_swap_order_reach(sluice_swap_order_t* order, int32_t event, int64_t micro_batch, int32_t layer,
                                         int32_t has_left, sluice_swap_op_t* ops, int32_t room, int32_t* out_count);
-
-/* Simulates swapping in virtual time: these rules, the given seconds of layers, and one link (simulate.c). workload:
- * checked here. Errors: INVALID_ARGUMENT naming the field, NO_MEMORY. */
-sluice_status_t sluice_swap_simulate(const sluice_swap_workload_t* workload, sluice_allocator_t* allocator,
-                                     sluice_swap_prediction_t* out_prediction);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Simulates swapping in virtual time. */
-
+/* sluice_swap_predict: simulates swapping in virtual time, with the rules of order.h, the given seconds of layers, and
+ * one link. */
 #include "backend/base/math.h"
+#include "backend/base/structs.h"
 #include "backend/swap/order.h"
+
+SLUICE_DEFINE_INIT(sluice_swap_workload, .num_micro_batches = 1, .in_flight = 1)
 
 /* The times at which the copies of one layer end, for one micro-batch. */
 typedef struct times_s {
@@ -135,8 +138,8 @@ static sluice_status_t check(const sluice_swap_workload_t* w) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_swap_simulate(const sluice_swap_workload_t* w, sluice_allocator_t* allocator,
-                                     sluice_swap_prediction_t* out_prediction) {
+static sluice_status_t simulate(const sluice_swap_workload_t* w, sluice_swap_prediction_t* out_prediction) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
   SLUICE_TRY(check(w));
   const uint64_t times_bytes = (uint64_t)w->in_flight * (uint64_t)w->num_layers * sizeof(times_t);
   run_t r = {.w = w, .room = sluice_max(w->num_layers + 1, SLUICE_SWAP_MOST_OPS)};
@@ -158,4 +161,14 @@ sluice_status_t sluice_swap_simulate(const sluice_swap_workload_t* w, sluice_all
   sluice_free(allocator, r.ops, ops_bytes);
   sluice_free(allocator, swapped, flag_bytes);
   return status;
+}
+
+sluice_status_t sluice_swap_predict(const sluice_swap_workload_t* workload, sluice_swap_prediction_t* out_prediction) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_prediction != NULL, "sluice_swap_predict: out_prediction is NULL"));
+  SLUICE_TRY(sluice_struct_check_size(out_prediction, "sluice_swap_prediction_t"));
+  SLUICE_READ_EXTENSIBLE(sluice_swap_workload, w, workload, sizeof w);
+  sluice_swap_prediction_t prediction = {.seconds = 0};
+  SLUICE_TRY(simulate(&w, &prediction));
+  sluice_struct_give(out_prediction, &prediction, sizeof prediction);
+  return SLUICE_OK;
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Copies pieces of memory to a tier and back, on a thread. */
+/* The public calls of swaps: a thread copies pieces of memory to a tier and back. */
+#include "sluice/swap.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,9 +15,9 @@
 #include "backend/base/clock.h"
 #include "backend/base/file_io.h"
 #include "backend/base/math.h"
+#include "backend/base/structs.h"
 #include "backend/memory/pool.h"
 #include "backend/swap/order.h"
-#include "backend/swap/run/run.h"
 
 /* ---- tiers: blocks of host memory, or a file that was unlinked ---- */
 
@@ -312,8 +314,11 @@ static void drop(sluice_swap_t* s, piece_t* piece) {
 
 /* ---- calls ---- */
 
-sluice_status_t sluice_swapper_reach(sluice_swap_t* s, int32_t event, int64_t micro_batch, int32_t layer,
-                                     sluice_swap_op_t* ops, int32_t room, int32_t* out_count) {
+sluice_status_t sluice_swap_reach(sluice_swap_t* s, int32_t event, int64_t micro_batch, int32_t layer,
+                                  sluice_swap_op_t* ops, int32_t room, int32_t* out_count) {
+  SLUICE_TRY(SLUICE_REQUIRE(s != NULL && ops != NULL && out_count != NULL,
+                            "sluice_swap_reach: swap, ops and out_count may not be NULL"));
+  *out_count = 0;
   SLUICE_TRY(check_process(s));
   pthread_mutex_lock(&s->mutex);
   const int32_t has_left = s->num_leaving == 0;
@@ -328,7 +333,11 @@ static int32_t has_failed(sluice_swap_t* s) {
   return failed;
 }
 
-sluice_status_t sluice_swapper_put(sluice_swap_t* s, const void* data, uint64_t bytes, int64_t* out_ticket) {
+sluice_status_t sluice_swap_put(sluice_swap_t* s, const void* data, uint64_t bytes, int64_t* out_ticket) {
+  SLUICE_TRY(SLUICE_REQUIRE(s != NULL && data != NULL && out_ticket != NULL,
+                            "sluice_swap_put: swap, data and out_ticket may not be NULL"));
+  *out_ticket = 0;
+  SLUICE_TRY(SLUICE_REQUIRE(bytes > 0, "sluice_swap_put: bytes is 0"));
   SLUICE_TRY(check_process(s));
   if (has_failed(s)) return sluice_error_adopt(&s->failure);
   piece_t* piece = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *piece, "swap: a piece");
@@ -350,14 +359,16 @@ sluice_status_t sluice_swapper_put(sluice_swap_t* s, const void* data, uint64_t 
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_swapper_settle(sluice_swap_t* s, int64_t ticket) {
+sluice_status_t sluice_swap_settle(sluice_swap_t* s, int64_t ticket) {
   piece_t* piece;
+  SLUICE_TRY(SLUICE_REQUIRE(s != NULL, "sluice_swap_settle: swap is NULL"));
   SLUICE_TRY(find_piece(s, ticket, &piece));
   return wait_for(s, piece, LEAVES);
 }
 
-sluice_status_t sluice_swapper_prefetch(sluice_swap_t* s, int64_t ticket, void* to) {
+sluice_status_t sluice_swap_prefetch(sluice_swap_t* s, int64_t ticket, void* to) {
   piece_t* piece;
+  SLUICE_TRY(SLUICE_REQUIRE(s != NULL && to != NULL, "sluice_swap_prefetch: swap and to may not be NULL"));
   SLUICE_TRY(find_piece(s, ticket, &piece));
   SLUICE_TRY(wait_for(s, piece, LEAVES));
   pthread_mutex_lock(&s->mutex);
@@ -372,8 +383,9 @@ sluice_status_t sluice_swapper_prefetch(sluice_swap_t* s, int64_t ticket, void* 
                      (long long)ticket);
 }
 
-sluice_status_t sluice_swapper_take(sluice_swap_t* s, int64_t ticket) {
+sluice_status_t sluice_swap_take(sluice_swap_t* s, int64_t ticket) {
   piece_t* piece;
+  SLUICE_TRY(SLUICE_REQUIRE(s != NULL, "sluice_swap_take: swap is NULL"));
   SLUICE_TRY(find_piece(s, ticket, &piece));
   SLUICE_TRY(wait_for(s, piece, COMES));
   pthread_mutex_lock(&s->mutex);
@@ -387,25 +399,47 @@ sluice_status_t sluice_swapper_take(sluice_swap_t* s, int64_t ticket) {
   return SLUICE_OK;
 }
 
-void sluice_swapper_release(sluice_swap_t* s, int64_t ticket) {
-  piece_t* piece = s->pid == getpid() ? find(s, ticket) : NULL;
+void sluice_swap_release(sluice_swap_t* s, int64_t ticket) {
+  piece_t* piece = s != NULL && s->pid == getpid() ? find(s, ticket) : NULL;
   if (piece != NULL) drop(s, piece);
 }
 
-void sluice_swapper_reset(sluice_swap_t* s) {
-  if (s->pid != getpid()) return;
+void sluice_swap_reset(sluice_swap_t* s) {
+  if (s == NULL || s->pid != getpid()) return;
   while (s->pieces != NULL) drop(s, s->pieces);
   sluice_swap_order_reset(&s->order);
   s->has_failed = 0; /* without the mutex, because the worker is idle */
 }
 
-void sluice_swapper_read_stats(sluice_swap_t* s, sluice_swap_stats_t* out_stats) {
+sluice_status_t sluice_swap_get_stats(sluice_swap_t* s, sluice_swap_stats_t* out_stats) {
+  SLUICE_TRY(
+      SLUICE_REQUIRE(s != NULL && out_stats != NULL, "sluice_swap_get_stats: swap and out_stats may not be NULL"));
+  SLUICE_TRY(sluice_struct_check_size(out_stats, "sluice_swap_stats_t"));
   pthread_mutex_lock(&s->mutex);
-  *out_stats = s->stats;
+  const sluice_swap_stats_t stats = s->stats;
   pthread_mutex_unlock(&s->mutex);
+  sluice_struct_give(out_stats, &stats, sizeof stats);
+  return SLUICE_OK;
 }
 
 /* ---- life ---- */
+
+SLUICE_DEFINE_INIT(sluice_swap_config, 0)
+
+static sluice_status_t check_config(const sluice_swap_config_t* c) {
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_layers >= 1 && c->num_layers <= 1 << 16 && c->swapped != NULL,
+                            "sluice_swap_config_t: num_layers is %d; give 1 to 65536, and swapped for each of them",
+                            c->num_layers));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->budget_bytes > 0,
+                     "sluice_swap_config_t: budget_bytes is 0; give the bytes that may be swapped out at one time"));
+  SLUICE_TRY(SLUICE_REQUIRE(c->path == NULL || c->path[0] != 0,
+                            "sluice_swap_config_t: path is empty; give one, or NULL "
+                            "for host memory"));
+  SLUICE_TRY(SLUICE_REQUIRE(c->bytes_per_second >= 0, "sluice_swap_config_t: bytes_per_second is %g; give a rate, or 0",
+                            c->bytes_per_second));
+  return SLUICE_REQUIRE(c->reserved == 0, "sluice_swap_config_t: reserved is %d; set it to 0", c->reserved);
+}
 
 static sluice_status_t start_worker(sluice_swap_t* s) {
   sigset_t all, before;
@@ -426,13 +460,17 @@ static void free_all(sluice_swap_t* s) {
   sluice_free(sluice_process_allocator(), s, sizeof *s);
 }
 
-sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_swap_t** out_swap) {
+sluice_status_t sluice_swap_create(const sluice_swap_config_t* config, sluice_swap_t** out_swap) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_swap != NULL, "sluice_swap_create: out_swap is NULL"));
+  *out_swap = NULL;
+  SLUICE_READ_EXTENSIBLE(sluice_swap_config, c, config, sizeof c);
+  SLUICE_TRY(check_config(&c));
   sluice_allocator_t* allocator = sluice_process_allocator();
   sluice_swap_t* s = sluice_alloc_zeroed(allocator, sizeof *s, "swap");
   if (s == NULL) return sluice_alloc_status();
-  s->bytes_per_second = config->bytes_per_second;
+  s->bytes_per_second = c.bytes_per_second;
   s->pid = getpid();
-  sluice_status_t status = tier_open(&s->tier, config->path, config->budget_bytes, allocator);
+  sluice_status_t status = tier_open(&s->tier, c.path, c.budget_bytes, allocator);
   if (status != SLUICE_OK) {
     sluice_free(allocator, s, sizeof *s);
     return status;
@@ -440,7 +478,7 @@ sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_s
   pthread_mutex_init(&s->mutex, NULL);
   sluice_cond_init(&s->has_work);
   sluice_cond_init(&s->has_ended);
-  status = sluice_swap_order_init(&s->order, config->swapped, config->num_layers, allocator);
+  status = sluice_swap_order_init(&s->order, c.swapped, c.num_layers, allocator);
   if (status == SLUICE_OK) status = start_worker(s);
   if (status == SLUICE_OK) {
     *out_swap = s;
@@ -451,9 +489,9 @@ sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_s
 }
 
 /* Does nothing in a forked child, in which the worker does not run and the mutex may be held for ever. */
-void sluice_swapper_close(sluice_swap_t* s) {
+void sluice_swap_destroy(sluice_swap_t* s) {
   if (s == NULL || s->pid != getpid()) return;
-  sluice_swapper_reset(s);
+  sluice_swap_reset(s);
   pthread_mutex_lock(&s->mutex);
   s->is_over = 1;
   pthread_cond_signal(&s->has_work);

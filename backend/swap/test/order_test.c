@@ -233,10 +233,12 @@ TEST(Rules_WrongBackwardAnnounced_NothingElseComes) {
 
 static sluice_swap_prediction_t predict(const sluice_swap_layer_t* layers, int32_t num_layers, double rate,
                                         int32_t num_micro_batches, int32_t in_flight) {
-  sluice_swap_workload_t w = {.layers = layers, .num_layers = num_layers, .bytes_per_second = rate};
+  sluice_swap_workload_t w;
+  sluice_swap_prediction_t found = {.struct_size = sizeof found};
+  sluice_swap_workload_init(&w, sizeof w);
+  w.layers = layers, w.num_layers = num_layers, w.bytes_per_second = rate;
   w.num_micro_batches = num_micro_batches, w.in_flight = in_flight;
-  sluice_swap_prediction_t found;
-  assert_int_equal(sluice_swap_simulate(&w, sluice_process_allocator(), &found), SLUICE_OK);
+  assert_int_equal(sluice_swap_predict(&w, &found), SLUICE_OK);
   return found;
 }
 

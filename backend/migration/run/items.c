@@ -280,9 +280,13 @@ static sluice_status_t find_in_progress(const sluice_migration_t* m, const char*
                         direction == SLUICE_MIGRATION_ARRIVES ? "arrives from" : "leaves for", peer);
 }
 
-sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32_t peer,
-                                       const sluice_migration_span_t* to, int32_t num_spans, int32_t* out_is_there) {
+sluice_status_t sluice_migration_read_early(sluice_migration_t* m, uint64_t id, int32_t peer,
+                                            const sluice_migration_span_t* to, int32_t num_spans,
+                                            int32_t* out_is_there) {
   int32_t item;
+  SLUICE_TRY(SLUICE_REQUIRE(m != NULL && out_is_there != NULL,
+                            "sluice_migration_read_early: migration and out_is_there may not be NULL"));
+  *out_is_there = 0;
   SLUICE_TRY(find_in_progress(m, "sluice_migration_read_early", id, peer, SLUICE_MIGRATION_ARRIVES, &item));
   SLUICE_TRY(check(&m->list.items[item], to, num_spans));
   pthread_mutex_lock(&m->mutex); /* the thread that sends at a rate reads the same list */
@@ -293,8 +297,9 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_move_mark_still(sluice_migration_t* m, uint64_t id, int32_t peer) {
+sluice_status_t sluice_migration_mark_still(sluice_migration_t* m, uint64_t id, int32_t peer) {
   int32_t item;
+  SLUICE_TRY(SLUICE_REQUIRE(m != NULL, "sluice_migration_mark_still: migration is NULL"));
   SLUICE_TRY(find_in_progress(m, "sluice_migration_mark_still", id, peer, SLUICE_MIGRATION_LEAVES, &item));
   pthread_mutex_lock(&m->mutex);
   sluice_move_stop_access_out(m, item);

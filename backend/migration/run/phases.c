@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Events and rules: the table of the protocol alone determines what a rank does next. */
+/* The public calls of migrations: the table of the protocol alone determines what a rank does next. */
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
+#include "backend/base/structs.h"
 #include "backend/comm/comm.h"
 #include "backend/migration/run/state.h"
 
@@ -123,8 +124,9 @@ static sluice_status_t start(sluice_migration_t* m, sluice_status_t mine) {
   return apply(m, SLUICE_MOVE_EVENT_BEGIN);
 }
 
-sluice_status_t sluice_move_begin(sluice_migration_t* m, uint64_t epoch, const sluice_migration_item_t* items,
-                                  int32_t num_items) {
+sluice_status_t sluice_migration_begin(sluice_migration_t* m, uint64_t epoch, const sluice_migration_item_t* items,
+                                       int32_t num_items) {
+  SLUICE_TRY(SLUICE_REQUIRE(m != NULL, "sluice_migration_begin: migration is NULL"));
   if (is_under_way(m) || m->phase == SLUICE_MIGRATION_UNDECIDED) {
     return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_begin: the move to epoch %llu is %s; %s it first",
                        (unsigned long long)m->target, sluice_migration_phase_name(m->phase),
@@ -226,7 +228,8 @@ static sluice_status_t refuse_own(sluice_migration_t* m, const char* refusal) {
   return sluice_error_adopt(&why);
 }
 
-sluice_status_t sluice_move_commit(sluice_migration_t* m, const char* refusal) {
+sluice_status_t sluice_migration_commit(sluice_migration_t* m, const char* refusal) {
+  SLUICE_TRY(SLUICE_REQUIRE(m != NULL, "sluice_migration_commit: migration is NULL"));
   if (m->phase != SLUICE_MIGRATION_STREAMS) {
     return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_commit: no migration is in progress (%s); begin one first",
                        sluice_migration_phase_name(m->phase));
@@ -246,8 +249,8 @@ sluice_status_t sluice_move_commit(sluice_migration_t* m, const char* refusal) {
   return status;
 }
 
-void sluice_move_abort(sluice_migration_t* m, const char* reason) {
-  if (m->phase != SLUICE_MIGRATION_STREAMS) return;
+void sluice_migration_abort(sluice_migration_t* m, const char* reason) {
+  if (m == NULL || m->phase != SLUICE_MIGRATION_STREAMS) return;
   sluice_error_info_t before;
   sluice_error_capture(&before);
   sluice_move_stop_stream(m);
@@ -257,7 +260,8 @@ void sluice_move_abort(sluice_migration_t* m, const char* reason) {
 
 /* ---- settle ---- */
 
-sluice_status_t sluice_move_settle(sluice_migration_t* m, sluice_comm_t* comm, uint64_t* out_epoch) {
+sluice_status_t sluice_migration_settle(sluice_migration_t* m, sluice_comm_t* comm, uint64_t* out_epoch) {
+  SLUICE_TRY(SLUICE_REQUIRE(m != NULL, "sluice_migration_settle: migration is NULL"));
   if (is_under_way(m)) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "sluice_migration_settle: the move to epoch %llu is in progress; commit or abort it",
@@ -290,6 +294,8 @@ static uint64_t peer_bytes(const sluice_comm_t* comm) {
   return (uint64_t)comm->world_size * sizeof(sluice_move_peer_t);
 }
 
+SLUICE_DEFINE_INIT(sluice_migration_config, .chunk_bytes = 256 << 10, .gives_way = 1)
+
 static sluice_status_t check_config(const sluice_migration_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->epoch <= MAX_EPOCH, "migration: epoch is %llu; it may be at most 2^62",
                             (unsigned long long)c->epoch));
@@ -301,10 +307,13 @@ static sluice_status_t check_config(const sluice_migration_config_t* c) {
   return SLUICE_REQUIRE(c->reserved == 0, "migration: reserved is %d; set it to 0", c->reserved);
 }
 
-sluice_status_t sluice_move_open(sluice_comm_t* comm, const sluice_migration_config_t* config,
-                                 sluice_migration_t** out_migration) {
+sluice_status_t sluice_migration_create(sluice_comm_t* comm, const sluice_migration_config_t* config,
+                                        sluice_migration_t** out_migration) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_migration != NULL, "sluice_migration_create: out_migration is NULL"));
+  *out_migration = NULL;
+  SLUICE_READ_EXTENSIBLE(sluice_migration_config, c, config, sizeof c);
   SLUICE_TRY(SLUICE_REQUIRE(comm != NULL, "sluice_migration_create: comm is NULL"));
-  SLUICE_TRY(check_config(config));
+  SLUICE_TRY(check_config(&c));
   sluice_migration_t* m = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *m, "migration");
   if (m == NULL) return sluice_alloc_status();
   m->peers = sluice_alloc_zeroed(sluice_process_allocator(), peer_bytes(comm), "migration: peers");
@@ -312,9 +321,8 @@ sluice_status_t sluice_move_open(sluice_comm_t* comm, const sluice_migration_con
     sluice_free(sluice_process_allocator(), m, sizeof *m);
     return sluice_alloc_status();
   }
-  m->config = *config;
-  m->config.next = NULL;
-  m->epoch = m->target = config->epoch;
+  m->config = c;
+  m->epoch = m->target = c.epoch;
   m->phase = SLUICE_MIGRATION_NONE;
   sluice_allocator_init(&m->memory, NULL, NULL, NULL);
   pthread_mutex_init(&m->mutex, NULL);
@@ -325,7 +333,7 @@ sluice_status_t sluice_move_open(sluice_comm_t* comm, const sluice_migration_con
   return SLUICE_OK;
 }
 
-void sluice_move_close(sluice_migration_t* m) {
+void sluice_migration_destroy(sluice_migration_t* m) {
   if (m == NULL) return;
   if (m->messages != NULL) {
     sluice_move_stop_stream(m);
@@ -342,12 +350,14 @@ void sluice_move_close(sluice_migration_t* m) {
   sluice_free(sluice_process_allocator(), m, sizeof *m);
 }
 
-void sluice_move_read_progress(sluice_migration_t* m, sluice_migration_progress_t* out_progress) {
+sluice_status_t sluice_migration_get_progress(sluice_migration_t* m, sluice_migration_progress_t* out_progress) {
+  SLUICE_TRY(SLUICE_REQUIRE(m != NULL && out_progress != NULL,
+                            "sluice_migration_get_progress: migration and out_progress may not be NULL"));
+  SLUICE_TRY(sluice_struct_check_size(out_progress, "sluice_migration_progress_t"));
   pthread_mutex_lock(&m->memory.mutex);
   const uint64_t staged = m->memory.current_bytes, peak = m->memory.peak_bytes;
   pthread_mutex_unlock(&m->memory.mutex);
-  *out_progress = (sluice_migration_progress_t){.struct_size = sizeof *out_progress,
-                                                .epoch = m->epoch,
+  const sluice_migration_progress_t progress = {.epoch = m->epoch,
                                                 .target = m->target,
                                                 .leaving_bytes = m->list.leaving_bytes,
                                                 .arriving_bytes = m->list.arriving_bytes,
@@ -356,4 +366,6 @@ void sluice_move_read_progress(sluice_migration_t* m, sluice_migration_progress_
                                                 .peak_staged_bytes = peak,
                                                 .commit_seconds = sluice_seconds(m->commit_ns),
                                                 .phase = m->phase};
+  sluice_struct_give(out_progress, &progress, sizeof progress);
+  return SLUICE_OK;
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The state of a rank's migration. Private to backend/migration/run.
+/* The state of a rank's migration: its moves, over an endpoint of messages that exists only during a move. Private to
+ * backend/migration/run.
  *
- * life.c              creates and destroys migrations
- * items.c             the items of a move, divided into chunks that are sent as messages
+ * items.c             the items of a move, divided into chunks that are sent as messages, also before the boundary
  * stream.c            outgoing chunks, during training and at the boundary
  * control_messages.c  control messages between ranks, and arriving chunks
- * early.c             items that are sent, or have arrived, before the boundary
- * phases.c            events and rules: begin, commit, settle, abort */
+ * phases.c            events and rules: create, begin, commit, settle, abort */
 #pragma once
 
 #include <pthread.h>
@@ -14,7 +13,7 @@
 #include "backend/base/alloc.h"
 #include "backend/comm/messages.h"
 #include "backend/migration/protocol.h"
-#include "backend/migration/run/run.h"
+#include "sluice/migration.h"
 
 enum { SLUICE_MOVE_MAX_PIECES = 64 };
 

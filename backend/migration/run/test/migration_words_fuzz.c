@@ -9,8 +9,8 @@
 
 #include "backend/comm/test/said.h"
 #include "backend/migration/protocol.h"
-#include "backend/migration/run/run.h"
 #include "backend/migration/run/wire.h"
+#include "sluice/migration.h"
 #include "third_party/fuzz/target.h"
 
 enum { WORLD = 3, RANK = 1, ARRIVING = 5000, LEAVING = 300, CHUNK = 4096, MOST_BYTES = 600 };
@@ -134,19 +134,19 @@ static sluice_status_t move(sluice_migration_t* m, const uint8_t* data, size_t s
   const int32_t does = data[0], early = data[1];
   size_t at = 2;
   int32_t is_there;
-  if (sluice_move_begin(m, EPOCH, items, 4) != SLUICE_OK) return SLUICE_E_PEER_REFUSED;
+  if (sluice_migration_begin(m, EPOCH, items, 4) != SLUICE_OK) return SLUICE_E_PEER_REFUSED;
   for (int32_t i = 0; i < early && at < size; ++i) at += say_next(data + at, size - at);
   if ((does & 2) != 0) {
     uint8_t copy[ARRIVING];
     const sluice_migration_span_t to = {copy, ARRIVING, SLUICE_MIGRATION_STILL, 0};
-    if (sluice_move_read_early(m, 0, 0, &to, 1, &is_there) == SLUICE_OK && is_there) {
+    if (sluice_migration_read_early(m, 0, 0, &to, 1, &is_there) == SLUICE_OK && is_there) {
       FUZZ_CHECK(memcmp(copy, right[0], ARRIVING) == 0);
     }
   }
-  if ((does & 4) != 0) (void)sluice_move_mark_still(m, 9, 2);
+  if ((does & 4) != 0) (void)(sluice_migration_mark_still(m, 9, 2) == SLUICE_OK);
   while (at < size) at += say_next(data + at, size - at);
   if (!has_all(ANNOUNCES)) said_all_leave(&said);
-  return sluice_move_commit(m, (does & 1) != 0 ? "has no room" : NULL);
+  return sluice_migration_commit(m, (does & 1) != 0 ? "has no room" : NULL);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -159,14 +159,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   memcpy(from_0, untouched, ARRIVING), memcpy(from_2, untouched, ARRIVING);
   memset(announced, 0, sizeof announced), memset(num_chunks, 0, sizeof num_chunks);
   memset(kinds, 0, sizeof kinds);
-  FUZZ_CHECK(sluice_move_open(&said.base, &config, &m) == SLUICE_OK);
+  FUZZ_CHECK(sluice_migration_create(&said.base, &config, &m) == SLUICE_OK);
   const sluice_status_t status = move(m, data, size);
   check(status);
   if (status != SLUICE_OK) {
     uint64_t epoch;
-    (void)sluice_move_settle(m, NULL, &epoch);
+    (void)(sluice_migration_settle(m, NULL, &epoch) == SLUICE_OK);
   }
-  sluice_move_close(m);
+  sluice_migration_destroy(m);
   sluice_comm_release(&said.base);
   return 0;
 }

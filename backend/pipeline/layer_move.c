@@ -1,39 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend/pipeline/layer_move.h"
+/* The public calls for a layer that changes its stage while a batch runs; sluice/pipeline.h has the rules. The tests
+ * try every order of events. Source: vPipe (TPDS 2022), whose live migration this reconstructs. */
+#include <stddef.h>
 
-void sluice_live_arrived(sluice_layer_move_t* live) { live->has = 1; }
+#include "sluice/pipeline.h"
 
-void sluice_live_heard(sluice_layer_move_t* live, uint64_t word) {
-  if ((word & SLUICE_LAYER_MOVE_HAS) != 0) live->has = 1;
+void sluice_layer_move_begin(int32_t role, int32_t to_lower, sluice_layer_move_t* out_move) {
+  if (out_move != NULL) *out_move = (sluice_layer_move_t){.role = role, .to_lower = to_lower, .trigger = -1};
 }
 
-/* Decides whether this stage runs L. The upper stage sets the trigger, to the first micro-batch that it runs after the
- * receiver has the parameters. */
-static int decide(sluice_layer_move_t* live, int32_t micro_batch, uint64_t word) {
-  if (live->role == SLUICE_LAYER_MOVE_LOWER) return (word & SLUICE_LAYER_MOVE_RAN) == 0;
-  if (live->trigger < 0 && live->has) live->trigger = micro_batch;
-  const int is_behind = live->trigger >= 0 && micro_batch >= live->trigger;
-  return is_behind != live->to_lower;
+void sluice_layer_move_arrived(sluice_layer_move_t* move) {
+  if (move != NULL) move->has = 1;
 }
 
-int sluice_live_forward(sluice_layer_move_t* live, int32_t micro_batch, uint64_t word) {
-  const int runs = decide(live, micro_batch, word);
-  if (sluice_live_receives(live)) return runs;
-  live->num_open += runs;
-  live->is_over |= !runs;
+void sluice_layer_move_heard(sluice_layer_move_t* move, uint64_t word) {
+  if (move != NULL && (word & SLUICE_LAYER_MOVE_HAS) != 0) move->has = 1;
+}
+
+/* Decides whether this stage runs the layer. The upper stage sets the trigger, to the first micro-batch that it runs
+ * after the receiver has the parameters. */
+static int decide(sluice_layer_move_t* move, int32_t micro_batch, uint64_t word) {
+  if (move->role == SLUICE_LAYER_MOVE_LOWER) return (word & SLUICE_LAYER_MOVE_RAN) == 0;
+  if (move->trigger < 0 && move->has) move->trigger = micro_batch;
+  const int is_behind = move->trigger >= 0 && micro_batch >= move->trigger;
+  return is_behind != move->to_lower;
+}
+
+int32_t sluice_layer_move_runs(sluice_layer_move_t* move, int32_t micro_batch, uint64_t word) {
+  if (move == NULL) return 0;
+  const int runs = decide(move, micro_batch, word);
+  if (sluice_layer_move_receives(move)) return runs;
+  move->num_open += runs;
+  move->is_over |= !runs;
   return runs;
 }
 
-void sluice_live_ended(sluice_layer_move_t* live) {
-  if (!sluice_live_receives(live)) --live->num_open;
+void sluice_layer_move_ended(sluice_layer_move_t* move) {
+  if (move != NULL && !sluice_layer_move_receives(move)) --move->num_open;
 }
 
-int sluice_live_is_final(const sluice_layer_move_t* live) {
-  return !sluice_live_receives(live) && live->is_over && live->num_open == 0;
+int32_t sluice_layer_move_is_final(const sluice_layer_move_t* move) {
+  return move != NULL && !sluice_layer_move_receives(move) && move->is_over && move->num_open == 0;
 }
 
-uint64_t sluice_live_activation_word(int ran) { return ran ? SLUICE_LAYER_MOVE_RAN : 0; }
+uint64_t sluice_layer_move_activation_word(int32_t ran) { return ran ? SLUICE_LAYER_MOVE_RAN : 0; }
 
-uint64_t sluice_live_gradient_word(const sluice_layer_move_t* live) {
-  return sluice_live_receives(live) && live->has ? SLUICE_LAYER_MOVE_HAS : 0;
+uint64_t sluice_layer_move_gradient_word(const sluice_layer_move_t* move) {
+  return sluice_layer_move_receives(move) && move->has ? SLUICE_LAYER_MOVE_HAS : 0;
+}
+
+int32_t sluice_layer_move_receives(const sluice_layer_move_t* move) {
+  return move != NULL && move->to_lower == move->role;
 }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/policy.h"
 
+#include <string.h>
+
 #include "backend/base/math.h"
+#include "backend/base/text.h"
+#include "sluice/pipeline.h"
 
 /* ---- message_driven ---- */
 
@@ -333,6 +337,43 @@ const char* sluice_policy_name(int32_t policy) {
   const sluice_policy_t* row = sluice_policy(policy);
   if (row != NULL) return row->name;
   return policy == SLUICE_POLICY_OPEN ? "adaptive" : "?";
+}
+
+/* Returns whether a host may name the policy: evaluation has its own, and the baseline is only simulated. */
+static int is_offered(int32_t policy) {
+  return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
+}
+
+const char* sluice_pipeline_policy_name(int32_t index) {
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (is_offered(policy) && index-- == 0) return rows[policy].name;
+  }
+  return index == 0 ? sluice_policy_name(SLUICE_POLICY_OPEN) : NULL;
+}
+
+sluice_status_t sluice_policy_find(const char* name, int32_t is_simulated, int32_t* out_policy) {
+  if (name == NULL) name = "backward_first";
+  for (int32_t policy = SLUICE_POLICY_OPEN; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (!is_offered(policy) && !(is_simulated && policy == SLUICE_POLICY_DEEPSPEED)) continue;
+    *out_policy = policy;
+    if (strcmp(sluice_policy_name(policy), name) == 0) return SLUICE_OK;
+  }
+  char names[256];
+  sluice_text_t text = sluice_text(names, sizeof names);
+  const char* known;
+  for (int32_t i = 0; (known = sluice_pipeline_policy_name(i)) != NULL; ++i) {
+    sluice_text_add(&text, "%s%s", i == 0 ? "" : ", ", known);
+  }
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "pipeline: policy \"%s\" is not known; give one of %s", name, names);
+}
+
+void sluice_policy_fill(int32_t policy, int32_t* inout_placement, int32_t* inout_separate_wgrad) {
+  const sluice_policy_t* row = sluice_policy(policy); /* NULL: open */
+  if (*inout_placement == -1) {
+    *inout_placement = row != NULL && row->placement >= 0 ? row->placement : SLUICE_PLACEMENT_LOOPED;
+  }
+  *inout_separate_wgrad =
+      *inout_separate_wgrad == -1 ? row != NULL && row->separate_wgrad == 1 : *inout_separate_wgrad != 0;
 }
 
 sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec) {

@@ -86,5 +86,10 @@ typedef struct sluice_policy_s {
 const sluice_policy_t* sluice_policy(int32_t policy);
 /* Returns its name; "adaptive" for an open policy, "?" for an unknown number. */
 const char* sluice_policy_name(int32_t policy);
+/* Finds a policy that a host may name; NULL: the default. is_simulated: also the baseline. Errors: INVALID_ARGUMENT
+ * naming the known ones. */
+sluice_status_t sluice_policy_find(const char* name, int32_t is_simulated, int32_t* out_policy);
+/* Replaces open values, -1, by those of the policy. Another separate_wgrad becomes 0 or 1. */
+void sluice_policy_fill(int32_t policy, int32_t* inout_placement, int32_t* inout_separate_wgrad);
 /* Checks that a policy supports this spec. Errors: INVALID_ARGUMENT naming the requirement. */
 sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec);

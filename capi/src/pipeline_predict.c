@@ -7,7 +7,6 @@
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/simulate/simulate.h"
-#include "capi/src/pipeline.h"
 #include "sluice/pipeline.h"
 
 /* The accepted loss of time, relative to the best, for fewer micro-batches in flight: as in the executor. */
@@ -62,17 +61,15 @@ static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload,
   SLUICE_READ_EXTENSIBLE(sluice_pipeline_workload, w, workload, sizeof w);
   SLUICE_TRY(SLUICE_REQUIRE(w.reserved == 0, "sluice_pipeline_workload_t: reserved is %d; set it to 0", w.reserved));
   int32_t number = 0;
-  SLUICE_TRY(sluice_capi_simulated_policy(w.policy, &number));
+  SLUICE_TRY(sluice_policy_find(w.policy, 1, &number));
   SLUICE_TRY(require_sizes(&w));
-  const sluice_policy_t* policy = sluice_policy(number); /* NULL: open */
-  const int32_t placement = policy != NULL && policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
-  const int32_t apart = policy != NULL && policy->separate_wgrad == 1;
+  sluice_policy_fill(number, &w.placement, &w.separate_wgrad);
   *q = (question_t){.spec = {.num_stages = w.num_stages,
                              .num_virtual = w.num_virtual,
                              .num_micro_batches = w.num_micro_batches,
-                             .placement = w.placement == -1 ? placement : w.placement,
+                             .placement = w.placement,
                              .policy = number,
-                             .separate_wgrad = w.separate_wgrad == -1 ? apart : w.separate_wgrad != 0,
+                             .separate_wgrad = w.separate_wgrad,
                              .receives_ahead = w.receives_ahead,
                              .reduces = w.reduce_seconds != NULL},
                     .times = {.is_buffered = !w.rendezvous, .shares_cards = w.shares_cards != 0},

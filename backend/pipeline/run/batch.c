@@ -4,6 +4,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
+#include "backend/base/structs.h"
 #include "backend/pipeline/run/state.h"
 
 /* ---- before the batch ---- */
@@ -221,8 +222,14 @@ static sluice_status_t drain(sluice_pipeline_t* pipeline) {
   return sluice_stage_stop(pipeline, status);
 }
 
-sluice_status_t sluice_pipeline_batch(sluice_pipeline_t* pipeline, sluice_status_t mine, int32_t num_micro_batches,
-                                      int32_t forward_only) {
+SLUICE_DEFINE_INIT(sluice_pipeline_batch, .num_micro_batches = 1)
+
+/* A batch that this rank refuses is counted too, so that ranks stay in step. */
+sluice_status_t sluice_pipeline_run_batch(sluice_pipeline_t* pipeline, const sluice_pipeline_batch_t* batch) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL, "sluice_pipeline_run_batch: pipeline is NULL"));
+  sluice_pipeline_batch_t b;
+  sluice_pipeline_batch_init(&b, sizeof b);
+  const sluice_status_t mine = sluice_struct_copy(&b, sizeof b, batch, sizeof b, "sluice_pipeline_batch_t");
   if (atomic_flag_test_and_set(&pipeline->is_busy)) {
     return SLUICE_FAIL(
         SLUICE_E_BUSY,
@@ -236,7 +243,7 @@ sluice_status_t sluice_pipeline_batch(sluice_pipeline_t* pipeline, sluice_status
     sluice_stage_note_progress(pipeline);
     status = drain(pipeline);
     if (status == SLUICE_OK) {
-      begin(pipeline, num_micro_batches, forward_only);
+      begin(pipeline, b.num_micro_batches, b.forward_only);
       if (mine != SLUICE_OK) (void)sluice_error_adopt(&own);
       status = run(pipeline, mine);
       if (status != SLUICE_OK) status = sluice_stage_stop(pipeline, status);

@@ -16,15 +16,15 @@
   X(int32_t, major, SLUICE_VERSION_MAJOR, .name = "the library's major version")                  \
   X(int32_t, minor, SLUICE_VERSION_MINOR, .name = "the library's minor version")                  \
   X(int32_t, patch, SLUICE_VERSION_PATCH, .name = "the library's patch version")                  \
-  X(int32_t, num_replicas, terms->num_replicas, .name = "num_replicas")                           \
+  X(int32_t, num_replicas, c->num_replicas, .name = "num_replicas")                               \
   X(int32_t, policy, terms->policy, .name = "policy", .word = policy_word)                        \
-  X(int32_t, num_virtual, terms->num_virtual, .name = "num_virtual")                              \
-  X(int32_t, placement, terms->placement, .name = "placement")                                    \
-  X(int32_t, separate_wgrad, terms->separate_wgrad, .name = "separate_wgrad")                     \
-  X(int32_t, receives_ahead, terms->receives_ahead, .name = "receives_ahead")                     \
+  X(int32_t, num_virtual, c->num_virtual, .name = "num_virtual")                                  \
+  X(int32_t, placement, c->placement, .name = "placement")                                        \
+  X(int32_t, separate_wgrad, c->separate_wgrad, .name = "separate_wgrad")                         \
+  X(int32_t, receives_ahead, c->receives_ahead, .name = "receives_ahead")                         \
   X(int32_t, reduces, terms->reduces, .name = "whether callback reduce is given")                 \
-  X(int32_t, in_flight, terms->in_flight, .name = "in_flight")                                    \
-  X(int32_t, held, terms->held, .name = "held")                                                   \
+  X(int32_t, in_flight, c->in_flight, .name = "in_flight")                                        \
+  X(int32_t, held, c->held, .name = "held")                                                       \
   X(int32_t, has_partition, partition != NULL, .describe = describe_partition)                    \
   X(uint64_t, partition_hash, hash_text(partition), .describe = describe_partition)               \
   X(uint64_t, in_flight_of_hash,                                                                  \
@@ -64,29 +64,29 @@ static const sluice_record_field_t fields[] = {COMPARED(ROW)};
 
 /* ---- this rank's record ---- */
 
-static sluice_status_t check_places(const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
-  SLUICE_TRY(SLUICE_REQUIRE(terms->num_replicas >= 1 && num_ranks % terms->num_replicas == 0,
+static sluice_status_t check_places(const sluice_pipeline_config_t* c, int32_t rank, int32_t num_ranks) {
+  SLUICE_TRY(SLUICE_REQUIRE(c->num_replicas >= 1 && num_ranks % c->num_replicas == 0,
                             "pipeline: num_replicas is %d, which does not divide the %d ranks of the communicator",
-                            terms->num_replicas, num_ranks));
-  const int32_t p = num_ranks / terms->num_replicas;
-  SLUICE_TRY(SLUICE_REQUIRE(terms->stage >= -1 && terms->stage < p,
-                            "pipeline: stage of rank %d is %d; there are %d stages, so give -1 to %d", rank,
-                            terms->stage, p, p - 1));
-  return SLUICE_REQUIRE(terms->replica >= -1 && terms->replica < terms->num_replicas,
-                        "pipeline: replica of rank %d is %d; give -1 to %d", rank, terms->replica,
-                        terms->num_replicas - 1);
+                            c->num_replicas, num_ranks));
+  const int32_t p = num_ranks / c->num_replicas;
+  SLUICE_TRY(SLUICE_REQUIRE(c->stage >= -1 && c->stage < p,
+                            "pipeline: stage of rank %d is %d; there are %d stages, so give -1 to %d", rank, c->stage,
+                            p, p - 1));
+  return SLUICE_REQUIRE(c->replica >= -1 && c->replica < c->num_replicas,
+                        "pipeline: replica of rank %d is %d; give -1 to %d", rank, c->replica, c->num_replicas - 1);
 }
 
 static sluice_pipeline_spec_t spec_of(const sluice_pipeline_terms_t* terms, int32_t num_ranks) {
+  const sluice_pipeline_config_t* c = &terms->config;
   sluice_pipeline_spec_t spec;
   memset(&spec, 0, sizeof spec); /* it is hashed as bytes */
-  spec.num_stages = num_ranks / terms->num_replicas;
-  spec.num_virtual = terms->num_virtual;
+  spec.num_stages = num_ranks / c->num_replicas;
+  spec.num_virtual = c->num_virtual;
   spec.num_micro_batches = 1;
-  spec.placement = terms->placement;
+  spec.placement = c->placement;
   spec.policy = terms->policy;
-  spec.separate_wgrad = terms->separate_wgrad;
-  spec.receives_ahead = terms->receives_ahead;
+  spec.separate_wgrad = c->separate_wgrad;
+  spec.receives_ahead = c->receives_ahead;
   spec.reduces = terms->reduces;
   return spec;
 }
@@ -104,20 +104,20 @@ static sluice_status_t check_policy(const sluice_pipeline_spec_t* spec) {
 
 /* Checks what does not depend on the batch: ranges, and whether the policy supports the spec. */
 static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
-  SLUICE_TRY(check_places(terms, rank, num_ranks));
+  const sluice_pipeline_config_t* c = &terms->config;
+  SLUICE_TRY(check_places(c, rank, num_ranks));
   const sluice_pipeline_spec_t spec = spec_of(terms, num_ranks);
   SLUICE_TRY(sluice_pipeline_spec_check(&spec));
   SLUICE_TRY(check_policy(&spec));
-  SLUICE_TRY(SLUICE_REQUIRE(terms->in_flight >= 0 && terms->held >= 0,
-                            "pipeline: in_flight is %d and held is %d; give at least 0", terms->in_flight,
-                            terms->held));
-  for (int32_t c = 0; terms->in_flight_of != NULL && c < sluice_pipeline_num_virtual_stages(&spec); ++c) {
-    SLUICE_TRY(SLUICE_REQUIRE(terms->in_flight_of[c] >= 1,
-                              "pipeline: in_flight_of is %d for virtual stage %d; give at least 1",
-                              terms->in_flight_of[c], c));
+  SLUICE_TRY(SLUICE_REQUIRE(c->in_flight >= 0 && c->held >= 0,
+                            "pipeline: in_flight is %d and held is %d; give at least 0", c->in_flight, c->held));
+  for (int32_t i = 0; c->in_flight_of != NULL && i < sluice_pipeline_num_virtual_stages(&spec); ++i) {
+    SLUICE_TRY(SLUICE_REQUIRE(c->in_flight_of[i] >= 1,
+                              "pipeline: in_flight_of is %d for virtual stage %d; give at least 1", c->in_flight_of[i],
+                              i));
   }
   return SLUICE_REQUIRE(
-      terms->byte_limit == 0 || terms->activation_bytes != NULL,
+      c->memory_budget == 0 || c->activation_bytes != NULL,
       "pipeline: memory_budget needs activation_bytes: give the bytes of a micro-batch in each virtual stage");
 }
 
@@ -126,21 +126,22 @@ static uint64_t hash_text(const char* text) {
 }
 
 static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
-  const int32_t p = num_ranks / terms->num_replicas;
-  const char* partition = terms->partition;
-  record->stage = terms->stage < 0 ? rank % p : terms->stage;
-  record->replica = terms->replica < 0 ? rank / p : terms->replica;
-  record->byte_limit = terms->byte_limit;
+  const sluice_pipeline_config_t* c = &terms->config;
+  const int32_t p = num_ranks / c->num_replicas;
+  const char* partition = c->partition;
+  record->stage = c->stage < 0 ? rank % p : c->stage;
+  record->replica = c->replica < 0 ? rank / p : c->replica;
+  record->byte_limit = c->memory_budget;
   if (partition != NULL) (void)snprintf(record->partition, sizeof record->partition, "%s", partition);
-  for (int32_t c = 0; terms->in_flight_of != NULL && c < p * terms->num_virtual; ++c) {
-    record->in_flight_of[c] = terms->in_flight_of[c];
+  for (int32_t i = 0; c->in_flight_of != NULL && i < p * c->num_virtual; ++i) {
+    record->in_flight_of[i] = c->in_flight_of[i];
   }
 #define FILL(type, member, value, ...) record->member = (type)(value);
   COMPARED(FILL)
-  for (int32_t k = 0; k < terms->num_virtual; ++k) {
-    if (terms->activation_bytes != NULL) record->activation_bytes[k] = terms->activation_bytes[k];
-    if (terms->held_bytes != NULL) record->held_bytes[k] = terms->held_bytes[k];
-    if (terms->has_experts != NULL) record->has_experts[k] = terms->has_experts[k] != 0;
+  for (int32_t k = 0; k < c->num_virtual; ++k) {
+    if (c->activation_bytes != NULL) record->activation_bytes[k] = c->activation_bytes[k];
+    if (c->held_bytes != NULL) record->held_bytes[k] = c->held_bytes[k];
+    if (c->has_experts != NULL) record->has_experts[k] = c->has_experts[k] != 0;
   }
 }
 
@@ -197,7 +198,7 @@ static sluice_status_t conclude(const sluice_records_t* records, const sluice_pi
                                 sluice_stage_handshake_t* agreed) {
   SLUICE_TRY(sluice_records_compare(records, fields, SLUICE_NUM_FIELDS(fields)));
   agreed->spec = spec_of(terms, records->world_size);
-  agreed->num_replicas = terms->num_replicas;
+  agreed->num_replicas = terms->config.num_replicas;
   agreed->stage = record_of(records, records->rank)->stage;
   agreed->replica = record_of(records, records->rank)->replica;
   SLUICE_TRY(place(records, agreed));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reports about the last batch: statistics, events, metadata, timelines. */
+/* The public calls that report about the last batch: statistics, events, metadata, timelines. */
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/structs.h"
 #include "backend/base/text.h"
 #include "backend/pipeline/run/state.h"
 
@@ -13,15 +14,24 @@ sluice_status_t sluice_stage_enter(sluice_pipeline_t* pipeline) {
   return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: a batch is running; call this between batches");
 }
 
-sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
+sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_stats != NULL,
+                            "sluice_pipeline_get_stats: pipeline and out_stats may not be NULL"));
+  SLUICE_TRY(sluice_struct_check_size(out_stats, "sluice_pipeline_stats_t"));
   SLUICE_TRY(sluice_stage_enter(pipeline));
-  *out_stats = pipeline->stats;
+  const sluice_pipeline_stats_t stats = pipeline->stats;
   atomic_flag_clear(&pipeline->is_busy);
+  sluice_struct_give(out_stats, &stats, sizeof stats);
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
-                                            int64_t capacity, int64_t* out_count) {
+sluice_status_t sluice_pipeline_get_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
+                                           int64_t capacity, int64_t* out_count) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_count != NULL,
+                            "sluice_pipeline_get_events: pipeline and out_count may not be NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_events != NULL),
+                            "sluice_pipeline_get_events: capacity is %lld and out_events is %s", (long long)capacity,
+                            out_events == NULL ? "NULL" : "given"));
   *out_count = 0;
   SLUICE_TRY(sluice_stage_enter(pipeline));
   const sluice_stage_plan_t* plan = pipeline->plan;
@@ -66,7 +76,11 @@ void sluice_batch_metadata_free(sluice_batch_metadata_t* note) {
   *note = (sluice_batch_metadata_t){.numbers = NULL};
 }
 
-sluice_status_t sluice_pipeline_give_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count) {
+sluice_status_t sluice_pipeline_set_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL, "sluice_pipeline_set_note: pipeline is NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(count >= 0 && count <= SLUICE_PIPELINE_MAX_NOTE && (count == 0 || numbers != NULL),
+                            "sluice_pipeline_set_note: count is %d and numbers is %s; give 0 to %d numbers", count,
+                            numbers == NULL ? "NULL" : "given", SLUICE_PIPELINE_MAX_NOTE));
   SLUICE_TRY(sluice_stage_enter(pipeline));
   pipeline->note = numbers;
   pipeline->note_count = count;
@@ -88,8 +102,13 @@ static sluice_status_t read_note(const sluice_pipeline_t* pipeline, int32_t rank
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_pipeline_read_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
-                                          int32_t capacity, int32_t* out_count) {
+sluice_status_t sluice_pipeline_get_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
+                                         int32_t capacity, int32_t* out_count) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_count != NULL,
+                            "sluice_pipeline_get_note: pipeline and out_count may not be NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_numbers != NULL),
+                            "sluice_pipeline_get_note: capacity is %d and out_numbers is %s", capacity,
+                            out_numbers == NULL ? "NULL" : "given"));
   *out_count = 0;
   SLUICE_TRY(sluice_stage_enter(pipeline));
   const sluice_status_t status = read_note(pipeline, rank, out_numbers, capacity, out_count);
@@ -199,8 +218,12 @@ static sluice_status_t write_last(const sluice_pipeline_t* pipeline, int32_t whi
   return status;
 }
 
-sluice_status_t sluice_pipeline_write_batch(sluice_pipeline_t* pipeline, int32_t which, char* text,
-                                            uint64_t* inout_bytes) {
+sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
+                                              uint64_t* inout_bytes) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && inout_bytes != NULL, "sluice_pipeline_timeline_json: %s is NULL",
+                            pipeline == NULL ? "pipeline" : "inout_bytes"));
+  SLUICE_TRY(SLUICE_REQUIRE(which == SLUICE_PIPELINE_MEASURED || which == SLUICE_PIPELINE_PREDICTED,
+                            "sluice_pipeline_timeline_json: which is %d; give 0 (measured) or 1 (predicted)", which));
   SLUICE_TRY(sluice_stage_enter(pipeline));
   const sluice_status_t status = write_last(pipeline, which, text, inout_bytes);
   atomic_flag_clear(&pipeline->is_busy);

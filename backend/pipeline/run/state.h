@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The state of a pipeline on one rank, and of its current batch. Private to backend/pipeline/run. */
+/* The state of a pipeline on one rank, and of its current batch: one stage, with the same runner as the simulator, over
+ * messages (comm/messages.h) and the host's callbacks (sluice/pipeline.h). Private to backend/pipeline/run.
+ *
+ * The thread in sluice_pipeline_run_batch runs all callbacks. Messages progress in the background: the executor posts
+ * what is ready before each callback, and takes completions after it. */
 #pragma once
 
 #include "backend/comm/comm.h"
-#include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/values.h"
 #include "backend/pipeline/runner.h"
 #include "backend/pipeline/simulate/simulate.h"
+#include "sluice/pipeline.h"
 
 /* The handshake of all ranks of a pipeline before its first batch. */
+
+/* What one rank wants. */
+typedef struct sluice_pipeline_terms_s {
+  sluice_pipeline_config_t config; /* placement and separate_wgrad are set; pointers are borrowed for the call */
+  int32_t policy;                  /* SLUICE_POLICY_* of policy.h */
+  int32_t reduces;                 /* whether the host has the callback */
+} sluice_pipeline_terms_t;
 
 typedef struct sluice_stage_handshake_s {
   sluice_pipeline_spec_t spec; /* without num_micro_batches; in_flight and held are 0 if open */
@@ -20,8 +31,9 @@ typedef struct sluice_stage_handshake_s {
   int32_t* stage_of;            /* [num_ranks] */
 } sluice_stage_handshake_t;
 
-/* Collective over comm (NULL: one rank), with the same terms on all ranks. out_agreed: release with
- * sluice_stage_handshake_free. mine as in sluice_pipeline_open. */
+/* Collective over comm (NULL: one rank), with the same terms on all ranks. mine: this rank's earlier status; a failure
+ * is told to the other ranks and returned, and terms are ignored. out_agreed: release with sluice_stage_handshake_free.
+ */
 sluice_status_t sluice_stage_shake_hands(const sluice_pipeline_terms_t* terms, sluice_status_t mine,
                                          sluice_comm_t* comm, sluice_stage_handshake_t* out_agreed);
 void sluice_stage_handshake_free(sluice_stage_handshake_t* agreed);

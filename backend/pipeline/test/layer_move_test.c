@@ -2,7 +2,7 @@
 /* A layer that changes its stage during a batch: in every order of events each micro-batch runs it forward and backward
  * once, on one stage, with its parameters there, and its gradients accumulate in order. */
 
-#include "backend/pipeline/layer_move.h"
+#include "sluice/pipeline.h"
 #include "third_party/bazel/test.h"
 
 enum { MOST = 5 };
@@ -34,37 +34,37 @@ static int32_t receiver(const world_t* w) {
 /* The sum of the stage that L leaves is sent once. */
 static void mark(world_t* w, int32_t s) {
   const sluice_layer_move_t* live = &w->stage[s];
-  if (w->num_marked < 0 && sluice_live_is_final(live)) w->num_marked = w->num_folded;
+  if (w->num_marked < 0 && sluice_layer_move_is_final(live)) w->num_marked = w->num_folded;
 }
 
 static void forward(world_t* w, int32_t s) {
   const int32_t i = w->forwards[s]++;
   sluice_layer_move_t* live = &w->stage[s];
-  const int ran = sluice_live_forward(live, i, s == SLUICE_LAYER_MOVE_LOWER ? w->activation_word[i] : 0);
+  const int ran = sluice_layer_move_runs(live, i, s == SLUICE_LAYER_MOVE_LOWER ? w->activation_word[i] : 0);
   if (ran && s == receiver(w) && !w->is_here) w->without = 1;
   w->ran[s][i] = (int8_t)ran;
-  if (s == SLUICE_LAYER_MOVE_UPPER) w->activation_word[i] = sluice_live_activation_word(ran);
+  if (s == SLUICE_LAYER_MOVE_UPPER) w->activation_word[i] = sluice_layer_move_activation_word(ran);
   mark(w, s);
 }
 
 static void backward(world_t* w, int32_t s) {
   const int32_t i = w->backwards[s]++;
   sluice_layer_move_t* live = &w->stage[s];
-  if (s == SLUICE_LAYER_MOVE_UPPER) sluice_live_heard(live, w->gradient_word[i]);
+  if (s == SLUICE_LAYER_MOVE_UPPER) sluice_layer_move_heard(live, w->gradient_word[i]);
   const int runs = w->ran[s][i];
-  if (runs && sluice_live_receives(live) && !w->has_sum) {
+  if (runs && sluice_layer_move_receives(live) && !w->has_sum) {
     w->held[w->num_held++] = (int8_t)i;
   } else if (runs) {
     w->folded[w->num_folded++] = (int8_t)i;
   }
-  if (runs) sluice_live_ended(live);
+  if (runs) sluice_layer_move_ended(live);
   mark(w, s);
-  if (s == SLUICE_LAYER_MOVE_LOWER) w->gradient_word[i] = sluice_live_gradient_word(live);
+  if (s == SLUICE_LAYER_MOVE_LOWER) w->gradient_word[i] = sluice_layer_move_gradient_word(live);
 }
 
 static void arrive(world_t* w) {
   w->is_here = 1;
-  sluice_live_arrived(&w->stage[receiver(w)]);
+  sluice_layer_move_arrived(&w->stage[receiver(w)]);
 }
 
 static void fold_held(world_t* w) {
@@ -131,7 +131,7 @@ static void explore(const world_t* w, found_t* found) {
 static found_t explored(int32_t m, int32_t window, int32_t to_lower) {
   found_t found = {.ends = 0};
   world_t w = {.m = m, .window = window, .num_marked = -1};
-  for (int32_t s = 0; s < 2; ++s) w.stage[s] = sluice_live_begin(s, to_lower);
+  for (int32_t s = 0; s < 2; ++s) sluice_layer_move_begin(s, to_lower, &w.stage[s]);
   explore(&w, &found);
   return found;
 }

@@ -10,13 +10,14 @@
 
 #include "backend/comm/test/said.h"
 #include "backend/pipeline/policy.h"
-#include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/wire.h"
+#include "sluice/pipeline.h"
 #include "third_party/fuzz/target.h"
 
 enum { WORLD = 3, RANK = 1, MICRO_BATCHES = 2, ELEMENTS = 6, BATCHES = 2 };
 enum { SENDS_TENSORS = 0, IS_DONE, STOPS, IS_WAITING, ORDERS, SENDS_DAMAGED, SAYS_ANYTHING, ENDS };
 
+static const sluice_pipeline_batch_t batch = {.struct_size = sizeof batch, .num_micro_batches = MICRO_BATCHES};
 static said_t said;
 static sluice_pipeline_t* pipeline;
 static const uint8_t* input;
@@ -191,8 +192,8 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* call, slui
   void* kept = NULL;
   (void)user, (void)out_failure;
   check_given(0, call, call->input);
-  if ((does & 1) != 0 && sluice_pipeline_keep_tensors(pipeline, call->input, &kept) == SLUICE_OK)
-    sluice_pipeline_release_kept(kept);
+  if ((does & 1) != 0 && sluice_pipeline_keep(pipeline, call->input, &kept) == SLUICE_OK)
+    sluice_pipeline_give_back(kept);
   say(SIZE_MAX);
   give(out_result);
   return (does & 2) != 0 && call->micro_batch == 1 ? SLUICE_E_EXTERNAL : SLUICE_OK;
@@ -216,16 +217,13 @@ static sluice_status_t open_pipeline(void) {
                                      SLUICE_POLICY_MESSAGE_DRIVEN};
   const sluice_pipeline_callbacks_t callbacks = {
       .struct_size = sizeof callbacks, .forward = forward, .backward = backward};
-  const sluice_pipeline_terms_t terms = {.policy = policies[does >> 2 & 3],
-                                         .num_virtual = 1,
-                                         .receives_ahead = 1,
-                                         .in_flight = 2,
-                                         .num_replicas = 1,
-                                         .replica = -1,
-                                         .stage = -1};
+  sluice_pipeline_config_t config;
+  sluice_pipeline_config_init(&config, sizeof config);
+  config.policy = sluice_policy_name(policies[does >> 2 & 3]);
+  config.in_flight = 2;
   said_init(&said, RANK, WORLD, UINT64_C(100000));
   said.answer = answer;
-  return sluice_pipeline_open(&terms, SLUICE_OK, &said.base, &callbacks, NULL, &pipeline);
+  return sluice_pipeline_create(&config, &said.base, &callbacks, NULL, &pipeline);
 }
 
 static void note_program(said_t* s, const sluice_outgoing_t* out) {
@@ -242,8 +240,8 @@ static uint64_t find_program(void) {
   program = 0;
   FUZZ_CHECK(open_pipeline() == SLUICE_OK);
   said.heard = note_program;
-  (void)sluice_pipeline_batch(pipeline, SLUICE_OK, MICRO_BATCHES, 0);
-  sluice_pipeline_close(pipeline);
+  (void)(sluice_pipeline_run_batch(pipeline, &batch) == SLUICE_OK);
+  sluice_pipeline_destroy(pipeline);
   sluice_comm_release(&said.base);
   return program;
 }
@@ -262,13 +260,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FUZZ_CHECK(open_pipeline() == SLUICE_OK);
   said.heard = hear;
   say(data[1]);
-  for (int32_t batch = 0; batch < BATCHES; ++batch) {
-    const sluice_status_t status = sluice_pipeline_batch(pipeline, SLUICE_OK, MICRO_BATCHES, 0);
+  for (int32_t i = 0; i < BATCHES; ++i) {
+    const sluice_status_t status = sluice_pipeline_run_batch(pipeline, &batch);
     FUZZ_CHECK(num_wrong == 0);
     fuzz_num_taken += status == SLUICE_OK;
     if (status != SLUICE_OK) break;
   }
-  sluice_pipeline_close(pipeline);
+  sluice_pipeline_destroy(pipeline);
   sluice_comm_release(&said.base);
   return 0;
 }

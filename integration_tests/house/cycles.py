@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds cycles between units, by includes and by imports.
+"""Reads the includes of the tree's C files, and finds a cycle between units, by includes and by imports.
 
 A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. A unit uses
 the units whose files it includes or imports. Units in a cycle cannot be understood, built or moved one at a time.
 """
 
+import graphlib
 import os
 import re
 from collections import defaultdict
@@ -54,42 +55,19 @@ def _resolve(root, source, path):
     return []
 
 
-def cycles(edges):
-    """Returns the units of each cycle (strongly connected component of several units) as a sorted tuple."""
-    uses = defaultdict(set)
-    used_by = defaultdict(set)
-    for edge in edges:
-        uses[unit(edge.source)].add(unit(edge.target))
-        used_by[unit(edge.target)].add(unit(edge.source))
-    found, done = [], set()
-    for start in sorted(uses):
-        if start not in done:
-            together = _reached(start, uses) & _reached(start, used_by)
-            done |= together
-            if len(together) > 1:
-                found.append(tuple(sorted(together)))
-    return found
-
-
-def _reached(start, neighbours):
-    reached, waiting = {start}, [start]
-    while waiting:
-        for unit_ in neighbours.get(waiting.pop(), ()):
-            if unit_ not in reached:
-                reached.add(unit_)
-                waiting.append(unit_)
-    return reached
-
-
 def violations(edges, what="units include"):
-    """Returns a message for each cycle, with a use of each unit by another one."""
-    found = []
-    for units in cycles(edges):
-        inside = {}
-        for edge in sorted(edges):
-            pair = unit(edge.source), unit(edge.target)
-            if pair[0] != pair[1] and set(pair) <= set(units):
-                inside.setdefault(pair, f"    {edge}")
-        chain = "\n".join(inside.values())
-        found.append(f"{len(units)} {what} each other in a cycle: {', '.join(units)}:\n{chain}")
-    return found
+    """Returns [a message on one cycle, with a use of each unit by another one], or [] if there is no cycle."""
+    uses, first = defaultdict(set), {}
+    for edge in sorted(edges):
+        user, used = unit(edge.source), unit(edge.target)
+        if user != used:
+            uses[user].add(used)
+            first.setdefault((user, used), f"    {edge}")
+    try:
+        graphlib.TopologicalSorter(uses).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1]  # each unit is used by the next one, and the last is the first again
+        units = sorted(set(circle))
+        chain = "\n".join(first[pair] for pair in zip(circle[1:], circle))
+        return [f"{len(units)} {what} each other in a cycle: {', '.join(units)}:\n{chain}"]
+    return []

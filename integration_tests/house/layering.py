@@ -6,10 +6,11 @@ include the headers of all its transitive dependencies).
 """
 
 import os
-import re
 import subprocess
 import xml.etree.ElementTree
 from typing import NamedTuple
+
+import cycles
 
 # A package may use strictly lower levels, and its own area.
 LEVELS = {
@@ -60,9 +61,6 @@ FAKES = ("//backend/device/cuda:fake", "//backend/device/cuda:emulated_kernels",
 FAKES += ("//backend/comm/nccl:fake",)
 USERS_OF_FAKES = ("//capi/dry_step:dry_step", *FAKES)
 OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
-INCLUDE = re.compile(
-    r'^\s*#\s*include\s+"((?:backend|capi|adapters|python_plugin|integration_tests)/[^"]+)"', re.MULTILINE
-)
 
 
 class Edge(NamedTuple):
@@ -184,19 +182,11 @@ def bazel_edges(root):
 
 
 def include_edges(root):
-    """Returns the edges of `#include` lines."""
+    """Returns the edges of `#include` lines, except those of public headers."""
     edges = []
-    for top in ("backend", "capi", *OUTSIDE):
-        for where, folders, names in os.walk(os.path.join(root, top)):
-            folders.sort()
-            package = os.path.relpath(where, root)
-            for name in sorted(names):
-                if not name.endswith((".c", ".h", ".cc", ".cpp", ".cu", ".inc")):
-                    continue
-                with open(os.path.join(where, name), errors="replace") as file:
-                    text = file.read()
-                is_test = "_test." in name or "_fuzz." in name
-                for path in INCLUDE.findall(text):
-                    why = f"{package}/{name} includes {path}"
-                    edges.append(Edge(package, os.path.dirname(path), is_test, why))
+    for include in cycles.includes(root):
+        package, name = os.path.split(include.source)
+        if not include.target.startswith("capi/include/"):
+            is_test = "_test." in name or "_fuzz." in name
+            edges.append(Edge(package, os.path.dirname(include.target), is_test, str(include)))
     return edges

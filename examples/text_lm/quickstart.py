@@ -11,6 +11,7 @@ timelines and a trace for Perfetto in quickstart_out/.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from sluice.timeline import Event, Panel, by_op
 from sluice.timeline import write as write_panels
 
-from integration_tests.benchmarks.measuring import launch, sluice_side
+from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.machine import machine
 from integration_tests.benchmarks.memory import memory
 from integration_tests.net.namespaces import parse_rate
@@ -76,7 +77,7 @@ def turns(steps: int, block: int) -> list[tuple[str, int]]:
     return [(side, size) for at, size in enumerate(sizes) for side in ("AB" if at % 2 == 0 else "BA")]
 
 
-def plan_of(args: argparse.Namespace, out: Path) -> dict:
+def plan_of(args: argparse.Namespace) -> dict:
     """Everything the ranks need to know, as they read it."""
     return {
         "turns": turns(args.steps, block_of(args.steps)),
@@ -86,7 +87,6 @@ def plan_of(args: argparse.Namespace, out: Path) -> dict:
         "shape": {"ep_size": RANKS},
         "config": json.loads((HERE / "ds_config.json").read_text()),
         "one_chunk_rounds": 2,
-        "out": str(out),
     }
 
 
@@ -194,47 +194,42 @@ def main() -> int:
     """Run the ranks, then print the table and write the files."""
     args = arguments()
     progress = launch.Progress()
-    why = sluice_side.missing()
-    if why:
-        print(f"{why} ./quickstart installs it; `python -m sluice doctor` says more.", file=sys.stderr)
+    try:
+        importlib.import_module("sluice.adapters.deepspeed")
+    except Exception as why:
+        said = f"The package sluice is installed but does not load: {type(why).__name__}: {why}"
+        print(f"{said} ./quickstart installs it; `python -m sluice doctor` says more.", file=sys.stderr)
         return 3
+    shown = ""
+
+    def on_progress(event: dict) -> None:
+        nonlocal shown
+        head = f"{event['phase']:>9} {launch.bar(event['done'])} {event['done']:4.0%}"
+        if event["phase"] == "train":
+            head += f"  {event['side']:>6} step {event['step']:3d}"
+            head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
+        # If lines cannot be rewritten, this prints at least the beginning and the end of each phase.
+        progress.show(head, now=event["phase"] != shown or event["done"] >= 1.0)
+        shown = event["phase"]
+
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        preload, note = memory.build_watch(work)
+        preload, note = memory.build_watch(Path(folder))
         if note:
             progress.line(note)
-        plan_file = work / "plan.json"
-        plan_file.write_text(json.dumps(plan_of(args, work)))
-
-        shown = ""
-
-        def on_progress(event: dict) -> None:
-            nonlocal shown
-            head = f"{event['phase']:>9} {launch.bar(event['done'])} {event['done']:4.0%}"
-            if event["phase"] == "train":
-                head += f"  {event['side']:>6} step {event['step']:3d}"
-                head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
-            # If lines cannot be rewritten, this prints at least the beginning and the end of each phase.
-            progress.show(head, now=event["phase"] != shown or event["done"] >= 1.0)
-            shown = event["phase"]
-
-        outcome = launch.run(
-            [sys.executable, str(HERE / "quickstart_rank.py"), str(plan_file)],
+        raw, link = launch.ask(
+            HERE / "quickstart_rank.py",
+            plan_of(args),
             world_size=RANKS,
             rate=args.link,
             deadline_s=DEADLINE_S + DEADLINE_STEP_S * args.steps,
             on_progress=on_progress,
             progress=progress,
-            env=launch.environment(preload),
+            preload=preload,
             verbose=args.verbose,
         )
-        if outcome.status != 0:
-            return outcome.status
-        raw = json.loads((work / "rank0.json").read_text())
-        events = [json.loads((work / f"events_{rank}.json").read_text()) for rank in range(RANKS)]
-    record = result_of(raw, args, outcome.link)
-    timelines = {side: [e for rank in events for e in rank.get(side, [])] for side in ("stock", "sluice")}
-    title = f"MoE operations of one training step, {RANKS} ranks, link {outcome.link}"
+    record = result_of(raw, args, link)
+    timelines = {side: [e for rank in raw["events"] for e in rank.get(side, [])] for side in ("stock", "sluice")}
+    title = f"MoE operations of one training step, {RANKS} ranks, link {link}"
     panels = [panel(side, recorded) for side, recorded in timelines.items() if recorded]
     written = write_panels(panels, args.out, title, by_op)
     (args.out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -246,7 +241,7 @@ def main() -> int:
     for line in table(record):
         progress.line(line)
     progress.line("")
-    progress.line(f"Link: {outcome.link}. Pictures and data: {args.out}/{{{', '.join([*written, 'result.json'])}}}")
+    progress.line(f"Link: {link}. Pictures and data: {args.out}/{{{', '.join([*written, 'result.json'])}}}")
     progress.line("Open trace.json at ui.perfetto.dev.")
     return 0
 

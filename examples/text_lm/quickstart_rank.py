@@ -8,26 +8,23 @@ machine affects both. A step's time is that of its slowest rank, from a common s
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import deepspeed
+import sluice
 import torch
 import torch.distributed as dist
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from deepspeed.moe.sharded_moe import MOELayer
 from model import Shape, TextLM
 from runner import Runner
 from sluice.errors import OverBudget
+from torch import nn
 
 from integration_tests.benchmarks.layer.stock_parts import StockParts
 from integration_tests.benchmarks.measuring import sluice_side
-from integration_tests.benchmarks.measuring.launch import report
 from integration_tests.benchmarks.measuring.machine import versions
+from integration_tests.benchmarks.measuring.rank import Rank, gather
 from integration_tests.benchmarks.memory import memory
 
 SIDES = {"A": "stock", "B": "sluice"}
@@ -43,7 +40,7 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
     for module in model.modules():
         if hasattr(module, "set_deepspeed_parallelism"):
             module.set_deepspeed_parallelism()
-    layers = sluice_side.moe_layers(model)
+    layers = [module for module in model.modules() if isinstance(module, MOELayer)]
     inputs = [torch.randn(batch, shape.length, shape.width) for _ in layers]
     gradients = [torch.randn(batch, shape.length, shape.width) for _ in layers]
 
@@ -55,7 +52,7 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         return memory.moe_peak_bytes(layers, inputs, gradients, call, prepare)
 
     measured = {"stock": measure()}
-    handles: list[sluice_side.Handle] = []
+    handles: list[Any] = []
     options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
     measured["sluice"] = measure(lambda: handles.append(sluice_side.swap(model, options)))
     used = torch.tensor(max(sluice_side.stats(layer)["peak_bytes"] for layer in layers))
@@ -75,12 +72,12 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
     return measured
 
 
-def train(runners: dict[str, Runner], plan: dict) -> list[int]:
+def train(runners: dict[str, Runner], rank: Rank) -> list[int]:
     """Take turns; after `train_s` seconds stop where both sides have taken equally many steps.
 
     Returns the number of chunks that Sluice used in each of its steps: it chooses while it trains.
     """
-    chunks: list[int] = []
+    plan, chunks = rank.plan, []
     total, done = sum(count for _, count in plan["turns"]), 0
     begin = time.monotonic()
     for side, count in plan["turns"]:
@@ -95,25 +92,23 @@ def train(runners: dict[str, Runner], plan: dict) -> list[int]:
             if side == "B":
                 chunks.append(sluice_side.stats(runners[side].layers()[0])["last_num_chunks"])
             name, loss = SIDES[side], runners[side].losses[-1]
-            _tell(phase="train", done=done / total, side=name, step=len(runners[side].losses), loss=loss, s=seconds)
+            said = {"side": name, "step": len(runners[side].losses), "loss": loss, "s": seconds}
+            rank.report(phase="train", done=done / total, **said)
     return chunks
 
 
-def trace(runners: dict[str, Runner], out: Path) -> None:
-    """One more step of each side with its operations recorded."""
-    rank = dist.get_rank()
-    events = {}
+def trace(runners: dict[str, Runner], rank: int) -> dict[str, list[dict[str, Any]]]:
+    """The operations of one more step of each side."""
     with StockParts(runners["A"].layers(), rank) as parts:
         runners["A"].step(record=False)
-    events["stock"] = parts.events
-    sluice_side.trace_start()
+    sluice.trace.start()
     runners["B"].step(record=False)
-    events["sluice"] = sluice_side.trace_stop(rank)
-    (out / f"events_{rank}.json").write_text(json.dumps(events))
+    return {"stock": parts.events, "sluice": sluice_side.trace_stop(rank)}
 
 
-def one_chunk(runners: dict[str, Runner], plan: dict) -> dict[str, list[float]]:
+def one_chunk(runners: dict[str, Runner], rank: Rank) -> dict[str, list[float]]:
     """Sluice with one chunk against Sluice as configured, A B B A: the first engine is swapped for it."""
+    plan = rank.plan
     options = {k: v for k, v in plan["config"].get("sluice", {}).items() if k != "enabled"}
     handle = sluice_side.swap(runners["A"].engine.module, {**options, "chunks": 1})
     seconds: dict[str, list[float]] = {"A": [], "B": []}
@@ -121,45 +116,32 @@ def one_chunk(runners: dict[str, Runner], plan: dict) -> dict[str, list[float]]:
         runners[side].step(record=False)
     for count, side in enumerate("ABBA" * plan["one_chunk_rounds"]):
         seconds[side].append(runners[side].step(record=False))
-        _tell(phase="one chunk", done=(count + 1) / (4 * plan["one_chunk_rounds"]))
+        rank.report(phase="one chunk", done=(count + 1) / (4 * plan["one_chunk_rounds"]))
     handle.unswap()
     return {"one_chunk": seconds["A"], "chosen": seconds["B"]}
 
 
-def _tell(**fields: object) -> None:
-    if dist.get_rank() == 0:
-        report(**fields)
-
-
 def main() -> None:
     """Measure memory, train both sides, trace one step, compare with one chunk; rank 0 writes the result."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    out = Path(plan["out"])
     deepspeed.init_distributed()
-    rank = dist.get_rank()
-    result: dict[str, object] = {"versions": versions(), "memory": None}
+    rank = Rank()
+    plan, result = rank.plan, {"versions": versions(), "memory": None}
     if memory.Watch.available():
-        _tell(phase="memory", done=0.0)
-        gathered: list[dict] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, measure_memory(plan))
-        result["memory"] = gathered
-
-    _tell(phase="warm-up", done=0.0)
+        rank.report(phase="memory", done=0.0)
+        result["memory"] = gather(measure_memory(plan))
+    rank.report(phase="warm-up", done=0.0)
     runners = {side: Runner(plan, with_sluice=side == "B") for side in SIDES}
     kinds = {side: [sluice_side.is_swapped(layer) for layer in runners[side].layers()] for side in SIDES}
     if any(kinds["A"]) or not all(kinds["B"]):
         raise SystemExit(f"the key should have swapped all layers of one engine and none of the other, got {kinds}")
-    result["chunks"] = train(runners, plan)
+    result["chunks"] = train(runners, rank)
     for side, runner in runners.items():
         result[SIDES[side]] = {"loss": runner.losses, "step_s": runner.step_s}
-    _tell(phase="trace", done=0.0)
-    trace(runners, out)
+    rank.report(phase="trace", done=0.0)
+    result["events"] = gather(trace(runners, rank.number))
     result["sluice_stats"] = [sluice_side.stats(layer) for layer in runners["B"].layers()]
-    result["one_chunk"] = one_chunk(runners, plan)
-    if rank == 0:
-        (out / "rank0.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    result["one_chunk"] = one_chunk(runners, rank)
+    rank.leave(result)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from integration_tests.net.link import Outcome, run_ranks
+from integration_tests.net.link import run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "@progress "  # prefix of a rank's output line with JSON for the launcher
@@ -74,46 +74,6 @@ def bar(done: float, width: int = 24) -> str:
     return "█" * full + "·" * (width - full)
 
 
-def run(
-    argv: Sequence[str],
-    *,
-    world_size: int,
-    rate: str,
-    deadline_s: float,
-    on_progress: Callable[[dict[str, object]], None],
-    progress: Progress,
-    env: Mapping[str, str],
-    verbose: bool = False,
-    ranks_per_node: int = 1,
-) -> Outcome:
-    """Run `argv` on every rank. Progress reports go to `on_progress`; other lines are shown only if `verbose`, or if
-    they begin with [sluice]."""
-
-    def sink(rank: int, line: str) -> None:
-        if line.startswith(MARK):
-            on_progress(json.loads(line[len(MARK) :]))
-        elif verbose or line.startswith("[sluice]"):
-            progress.line(f"[{rank}] {line}")
-
-    outcome = run_ranks(
-        argv,
-        world_size=world_size,
-        rate=rate,
-        deadline_s=deadline_s,
-        env=env,
-        sink=sink,
-        announce=progress.line,
-        ranks_per_node=ranks_per_node,
-    )
-    if outcome.status != 0:
-        progress.line(f"Failed: {outcome.reason}. Last lines:")
-        for rank, tail in outcome.tails.items():
-            for text in tail:
-                if not text.startswith(MARK):
-                    progress.line(f"  [{rank}] {text}")
-    return outcome
-
-
 def ask(
     program: Path,
     plan: Mapping[str, Any],
@@ -126,38 +86,52 @@ def ask(
     preload: Path | None = None,
     ranks_per_node: int = 1,
     on_found: Callable[[Any], None] | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
     verbose: bool = False,
 ) -> tuple[Any, str]:
     """Runs `program` on its own ranks; returns the answer and a description of the link. If a rank fails, this process
     ends as well.
 
-    program   gets the name of a JSON file with the plan, and in "out" the file for the answer (rank.Rank)
-    on_found  called with each part of the answer as soon as the ranks have it (Rank.found)
+    program      gets the name of a JSON file with the plan, and in "out" the file for the answer (rank.Rank)
+    on_found     called with each part of the answer as soon as the ranks have it (Rank.found)
+    on_progress  called with each report of progress, instead of showing a bar
+    verbose      shows all lines of the ranks, and not only those that begin with [sluice]
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        (Path(folder) / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
 
-        def on_progress(event: dict[str, Any]) -> None:
+    def show(event: dict[str, Any]) -> None:
+        numbers = f"{event['done']}/{event['of']}"
+        parts = (title, bar(event["done"] / event["of"]), numbers, event.get("name", ""))
+        progress.show(" ".join(part for part in parts if part))
+
+    def sink(rank: int, line: str) -> None:
+        if line.startswith(MARK):
+            event = json.loads(line[len(MARK) :])
             if "found" in event:
                 assert on_found is not None
                 on_found(event["found"])
-                return
-            numbers = f"{event['done']}/{event['of']}"
-            parts = (title, bar(event["done"] / event["of"]), numbers, event.get("name", ""))
-            progress.show(" ".join(part for part in parts if part))
+            else:
+                (on_progress or show)(event)
+        elif verbose or line.startswith("[sluice]"):
+            progress.line(f"[{rank}] {line}")
 
-        outcome = run(
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        (Path(folder) / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
+        outcome = run_ranks(
             [sys.executable, str(program), str(Path(folder) / "plan.json")],
             world_size=world_size,
             rate=rate,
             deadline_s=deadline_s,
-            on_progress=on_progress,
-            progress=progress,
             env={**environment(preload), "PYTHONPATH": str(ROOT)},
+            sink=sink,
+            announce=progress.line,
             ranks_per_node=ranks_per_node,
-            verbose=verbose,
         )
         if outcome.status != 0:
+            progress.line(f"Failed: {outcome.reason}. Last lines:")
+            for rank, tail in outcome.tails.items():
+                for text in tail:
+                    if not text.startswith(MARK):
+                        progress.line(f"  [{rank}] {text}")
             raise SystemExit(outcome.status)
         return json.loads(out.read_text()), outcome.link

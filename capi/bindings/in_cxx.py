@@ -16,8 +16,8 @@ HEAD = """\
  *   sluice::Moe moe;
  *   sluice::check(sluice_moe_create(context.get(), &config, moe.out()));
  *
- * Everything else is plain C: sluice/sluice.h has the calls and their contracts. C++11 or newer; no library beside
- * libsluice. Callbacks must not throw. */
+ * Everything else is plain C: sluice/sluice.h has the calls and their contracts. Needs C++11 or newer, and libsluice
+ * alone. Callbacks must not throw. */
 #ifndef SLUICE_SLUICE_HPP_
 #define SLUICE_SLUICE_HPP_
 
@@ -29,7 +29,7 @@ HEAD = """\
 
 namespace sluice {{
 
-/* What a call that failed says of itself. */
+/* The error of a call. */
 class Error : public std::runtime_error {{
  public:
   explicit Error(const sluice_error_info_t& info)
@@ -37,7 +37,7 @@ class Error : public std::runtime_error {{
         status_(info.status),
         peer_(info.peer) {{}}
   sluice_status_t status() const noexcept {{ return status_; }}
-  /* The rank at fault; -1: none is known. */
+  /* The rank at fault; -1: unknown. */
   std::int32_t peer() const noexcept {{ return peer_; }}
 
  private:
@@ -45,7 +45,7 @@ class Error : public std::runtime_error {{
   std::int32_t peer_;
 }};
 
-/* Throws unless the call, the last one of this thread, has succeeded. */
+/* Throws if this thread's last call, which returned `status`, has failed. */
 inline void check(sluice_status_t status) {{
   if (status == SLUICE_OK) return;
   sluice_error_info_t info;
@@ -55,7 +55,7 @@ inline void check(sluice_status_t status) {{
   throw Error(info);
 }}
 
-/* Owns a handle, or nothing; moved, never copied. */
+/* Owns a handle, or nothing. Can be moved, but not copied. */
 template <class T, void (*Release)(T*)>
 class Owner {{
  public:
@@ -77,13 +77,13 @@ class Owner {{
     owned_ = owned;
     Release(before);
   }}
-  /* Gives it up: the caller releases it. */
+  /* Returns the handle, which the caller must release. */
   T* release() noexcept {{
     T* owned = owned_;
     owned_ = nullptr;
     return owned;
   }}
-  /* For an `out_` argument. What it owned is released. */
+  /* For an `out_` argument. Releases the present handle. */
   T** out() noexcept {{
     reset();
     return &owned_;
@@ -95,7 +95,7 @@ class Owner {{
 
 """
 MIDDLE = """
-/* What the struct's _init writes; where there is none, zeros and its size. */
+/* Returns a struct as its _init writes it; without an _init, zeros and its size. */
 template <class T>
 T defaults();
 

@@ -23,9 +23,9 @@ HEAD = """\
 ! Contracts and lifetimes are those of the headers in capi/include/sluice. Arrays are column-major here, so a row-major
 ! [T, M] of the ABI is an array (M, T). Unsigned numbers of C are signed ones of the same size.
 !
-! Arguments: a handle and void* is a type(c_ptr) by value. What else C takes a pointer to is passed by reference: leave
-! an optional one away for NULL, pass an array by its first element, end a text with c_null_char.
-! A type with an _init has its defaults from that; the others begin as zeros and with their size.
+! Arguments: handles and void* are type(c_ptr) by value. All other pointers of C are passed by reference: omit an
+! optional argument for NULL, pass an array by its first element, and end a text with c_null_char.
+! Call the _init of a type for its defaults. A type without an _init begins as zeros with its size.
 module sluice
   use, intrinsic :: iso_c_binding
   implicit none
@@ -34,7 +34,7 @@ TAIL = """\
 
 contains
 
-  ! Stops the program, with the library's message, unless the call has succeeded.
+  ! Stops the program with the library's message if the call has failed.
   subroutine sluice_check(status)
     integer(c_int32_t), intent(in) :: status
     type(sluice_error_info_t) :: why
@@ -45,8 +45,8 @@ contains
     error stop 1
   end subroutine
 
-  ! A tensor over 32-bit elements. data and shape have the target attribute and outlive the calls; shape is in the
-  ! ABI's (row-major) order.
+  ! Describes 32-bit elements. data and shape must have the target attribute and outlive the calls; shape is in the
+  ! (row-major) order of the ABI.
   type(sluice_tensor_t) function sluice_tensor(data, shape, type_code) result(it)
     type(c_ptr), intent(in) :: data
     integer(c_int64_t), intent(in), target :: shape(:)

@@ -19,12 +19,13 @@ KEYWORDS = {"type", "range", "map", "func", "chan", "select", "go", "defer", "va
 HEAD = """\
 // Package sluice is the C ABI of Sluice. {generated}
 //
-// Contracts and lifetimes are those of the headers in capi/include/sluice; names lack sluice_ and are spelled as Go
-// does. Memory that the library reads through a struct belongs to C: New, Slice and Text hand it out, Free takes it
-// back. A callback is the address of a C function. A handle that is an argument may be nil where the header says NULL.
+// Contracts and lifetimes are those of the headers in capi/include/sluice. Names are those of C without sluice_,
+// capitalised as in Go. Memory that the library reads through a struct must be C memory: New, Slice and Text allocate
+// it, Free releases it. A callback is the address of a C function. A handle that is an argument may be nil where the
+// header allows NULL.
 //
-// Where the compiler finds headers and library: CGO_CFLAGS and CGO_LDFLAGS, or an installed libsluice-dev.
-// Go 1.19 or newer.
+// The compiler finds headers and library by CGO_CFLAGS and CGO_LDFLAGS, or by an installed libsluice-dev.
+// Needs Go 1.19 or newer.
 package sluice
 
 /*
@@ -41,7 +42,7 @@ import (
 
 """
 TAIL = """
-// Error is what a call that failed says of itself.
+// Error is the error of a call.
 type Error struct {
 	Status  int32
 	Message string
@@ -49,7 +50,7 @@ type Error struct {
 
 func (e *Error) Error() string { return StatusName(e.Status) + ": " + e.Message }
 
-// Holds the goroutine on its thread: the library keeps the story of a failure for the thread that saw it.
+// Locks the goroutine to its thread, because the library keeps the last error for each thread.
 func checked(call func() C.sluice_status_t) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -63,16 +64,16 @@ func checked(call func() C.sluice_status_t) error {
 	return &Error{status, C.GoString(&why.message[0])}
 }
 
-// Slice is count zeroed elements in memory of C, which holds no Go pointer. Free(&it[0]) ends it.
+// Slice allocates count zeroed elements in C memory, which must not contain Go pointers. Release it with Free(&it[0]).
 func Slice[T any](count int) []T {
 	var one T
 	return unsafe.Slice((*T)(C.calloc(C.size_t(count), C.size_t(unsafe.Sizeof(one)))), count)
 }
 
-// Free gives back what New, Slice and Text handed out.
+// Free releases memory of New, Slice and Text.
 func Free[T any](memory *T) { C.free(unsafe.Pointer(memory)) }
 
-// NewTensor describes row-major 32-bit elements in memory of C; Free(it.Shape) and Free(it) end it.
+// NewTensor describes row-major 32-bit elements in C memory. Release it with Free(it.Shape) and Free(it).
 func NewTensor[T any](data []T, typeCode uint8, shape ...int64) *Tensor {
 	it, lengths := New[Tensor](), Slice[int64](len(shape))
 	copy(lengths, shape)
@@ -81,7 +82,7 @@ func NewTensor[T any](data []T, typeCode uint8, shape ...int64) *Tensor {
 	return it
 }
 
-// Text is a terminated copy in memory of C.
+// Text allocates a copy with a terminating zero in C memory.
 func Text(text string) *byte { return (*byte)(unsafe.Pointer(C.CString(text))) }
 """
 
@@ -176,8 +177,8 @@ def bindings(m: Model, generated: str) -> str:
     types = {exported(name) for name in (*m.handles, *m.structs)}
     for function in m.functions.values():
         lines += wrapper(function, types)
-    lines += ["", "// New is a struct with its defaults in memory of C; Free ends it.", "func New[T any]() *T {"]
-    lines += ["\tit := &Slice[T](1)[0]", "\tswitch s := any(it).(type) {"]
+    lines += ["", "// New allocates a struct with its defaults in C memory. Release it with Free."]
+    lines += ["func New[T any]() *T {", "\tit := &Slice[T](1)[0]", "\tswitch s := any(it).(type) {"]
     for struct in m.structs.values():
         init, name = m.init_of(struct), exported(struct.name)
         if init:

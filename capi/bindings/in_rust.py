@@ -15,7 +15,7 @@ HEAD = """\
 //! The C ABI of Sluice. {generated}
 //!
 //! Names, contracts and lifetimes are those of the headers in capi/include/sluice. A struct's `default()` is what its
-//! `_init` writes; where there is none it is zeros, and its size. Rust 1.63 or newer.
+//! `_init` writes; without an `_init`, zeros and its size. Needs Rust 1.63 or newer.
 #![allow(dead_code, non_camel_case_types)]
 use std::os::raw::{{c_char, c_void}};
 use std::{{ffi::CStr, fmt, mem, ptr}};
@@ -23,7 +23,7 @@ use std::{{ffi::CStr, fmt, mem, ptr}};
 """
 TAIL = """\
 
-/// What a call that failed says of itself.
+/// The error of a call.
 #[derive(Debug, Clone)]
 pub struct Error {
     pub status: i32,
@@ -39,7 +39,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Turns the status of a call of this thread, the last one, into a result.
+/// Turns the status of this thread's last call into a result.
 pub fn check(status: i32) -> Result<(), Error> {
     if status == SLUICE_OK {
         return Ok(());
@@ -70,7 +70,7 @@ macro_rules! owner {
         impl $name {
             pub fn none() -> $name { $name(ptr::null_mut()) }
             pub fn raw(&self) -> *mut $handle { self.0 }
-            /// For an `out_` argument. What it owned is released.
+            /// For an `out_` argument. Releases the present handle.
             pub fn out(&mut self) -> *mut *mut $handle {
                 *self = $name::none();
                 &mut self.0
@@ -79,7 +79,7 @@ macro_rules! owner {
         impl Drop for $name {
             fn drop(&mut self) { unsafe { $release(self.0) } }
         }
-        /// Any thread may use and release it, one at a time.
+        /// Any thread may use and release it, but only one at a time.
         unsafe impl Send for $name {}
     };
 }

@@ -3,8 +3,7 @@
 
 The text has sizes of structs, offset, size and type of members, values of constants, the types of callbacks and
 functions, and the names that are experimental. capi/test/layout compares all but the last with the headers by a C
-compiler. A line has as many members,
-constants of one prefix, or experimental names as fit.
+compiler. A line has as many members, constants of one prefix, or experimental names as fit.
 """
 
 from __future__ import annotations

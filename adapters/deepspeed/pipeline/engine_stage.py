@@ -79,8 +79,10 @@ class EngineStage:
                 timer.stop()
         if not self._forward_only:
             engine.zero_grad()
-            if engine.optimizer is not None:
+            if hasattr(engine.optimizer, "zero_grad"):
                 engine.optimizer.zero_grad()
+            elif engine.optimizer is not None:  # BF16_Optimizer of DeepSpeed 0.15.4
+                engine.optimizer.clear_hp_grads()
 
     # ---- ops: sluice.adapters.torch.Stage ----
 

@@ -14,6 +14,7 @@ import ds_models as models
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam, cpu_adam, fused_adam
 from ds_models import SLUICE, build, ds_config, engine
+from host_release import IS_OLD
 
 STEPS = 4
 
@@ -35,13 +36,16 @@ def _no_stock_op() -> Iterator[None]:
 
 
 def _wrote_its_parameters(zero: Any) -> bool:
-    """Returns whether the update wrote each partition directly, and each partition equals its rounded master."""
+    """Returns whether each partition equals its rounded master, and the update wrote it directly, which it cannot in
+    DeepSpeed 0.15.4: that has no buffer of these parameters in host memory."""
     found = []
-    for group, buffer in enumerate(zero.param_buffer_of_bit16_for_cpu_offload_groups):
+    buffers = None if IS_OLD else zero.param_buffer_of_bit16_for_cpu_offload_groups
+    for group, master in enumerate(zero.single_partition_of_fp32_groups):
         rank = torch.distributed.get_rank(group=zero.real_dp_process_group[group])
         mine = zero.parallel_partitioned_bit16_groups[group][rank]
-        found.append(type(buffer) is not torch.Tensor and buffer.data_ptr() == mine.data_ptr())
-        found.append(torch.equal(mine, zero.single_partition_of_fp32_groups[group].data.to(mine.dtype)))
+        found.append(torch.equal(mine, master.data.to(mine.dtype)))
+        if buffers is not None:
+            found.append(type(buffers[group]) is not torch.Tensor and buffers[group].data_ptr() == mine.data_ptr())
     return bool(found) and all(found)
 
 

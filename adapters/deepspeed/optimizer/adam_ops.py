@@ -23,10 +23,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Writing:
-    """Arguments of the next update. out: also receives the parameter, in the dtype of `out`; factor: of gradients;
-    spans: the ranges of elements to update."""
+    """Arguments of the next update. out: also receives the parameter, in the dtype of `out`, unless it is None; factor:
+    of gradients; spans: the ranges of elements to update."""
 
-    out: torch.Tensor
+    out: torch.Tensor | None
     factor: float
     spans: Sequence[tuple[int, int]]
     is_done: bool = False
@@ -61,7 +61,7 @@ class CpuAdamOp:
         self._writing: Writing | None = None
 
     @contextlib.contextmanager
-    def writing(self, out: torch.Tensor, factor: float, spans: Sequence[tuple[int, int]]) -> Iterator[Writing]:
+    def writing(self, out: torch.Tensor | None, factor: float, spans: Sequence[tuple[int, int]]) -> Iterator[Writing]:
         """Updates in this context multiply gradients by the factor. The update of a parameter of out's size also writes
         `out`, and changes no element outside of the spans."""
         self._writing = Writing(out, factor, spans)
@@ -122,7 +122,11 @@ class CpuAdamOp:
 
     def _entries(self, step: int, param: torch.Tensor, *others: torch.Tensor) -> list[Entry]:
         writing = self._writing
-        if writing is None or param.dtype != torch.float32 or writing.out.shape != param.shape:
+        if writing is None or param.dtype != torch.float32:
+            return [Entry(step, param, *others)]
+        if writing.out is None:
+            return [Entry(step, *(each[a:b] for each in (param, *others))) for a, b in writing.spans]
+        if writing.out.shape != param.shape:
             return [Entry(step, param, *others)]
         writing.is_done = True
         parts = (tuple(each[a:b] for each in (writing.out, param, *others)) for a, b in writing.spans)

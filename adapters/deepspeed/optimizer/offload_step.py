@@ -3,6 +3,7 @@
 
 The host reads and writes the f32 gradients to unscale and clip them, updates, and copies the masters to a 16-bit buffer
 and from there to the parameters. Here the update multiplies gradients by the factor, and writes the 16-bit parameters.
+DeepSpeed 0.15.4 has no such buffer: there the host still copies the masters to the parameters.
 
 A parameter without a gradient since the last step is not updated. Stock updates such a parameter by its old gradient,
 which is still in the host's f32 buffer. The host's buffers for gradient accumulation have old gradients too. Here a
@@ -18,6 +19,7 @@ import torch
 from sluice.adapters.deepspeed.optimizer.adam_ops import CpuAdamOp
 
 _COPY = torch.Tensor.copy_
+_BUFFERS = "param_buffer_of_bit16_for_cpu_offload_groups"
 _OF_A_WINDOW = (
     *("async_accumulate_grad_in_cpu_via_gpu", "accumulated_grads_in_cpu", "_offload_accumulated_param_ids"),
     *("_finalize_cpu_offload_gradient_accumulation", "step"),
@@ -41,7 +43,7 @@ class OffloadStep:
         self._zero, self._op = zero, op
         self._unscale: Callable[..., None] = zero.unscale_and_clip_grads
         self._step: Callable[[int], None] = zero._optimizer_step
-        self._buffers = list(zero.param_buffer_of_bit16_for_cpu_offload_groups)
+        self._buffers = list(getattr(zero, _BUFFERS, ()))
         self._factor = 1.0
         zero.unscale_and_clip_grads, zero._optimizer_step = self.unscale, self.step
         if all(hasattr(zero, name) for name in _OF_A_WINDOW):
@@ -74,16 +76,21 @@ class OffloadStep:
         zero, op = self._zero, self._op
         partitions = zero.parallel_partitioned_bit16_groups[group]
         mine = partitions[torch.distributed.get_rank(group=zero.real_dp_process_group[group])]
+        spans = self._spans(group, mine.numel())
+        if not self._buffers:
+            with op.writing(None, self._factor, spans):
+                self._step(group)
+            self._factor = 1.0
+            return
         is_here = mine.device.type == "cpu"
         out = mine.data if is_here else self._buffers[group]
-        spans = self._spans(group, mine.numel())
         if not is_here and spans != [(0, mine.numel())]:
             out.copy_(mine.data)  # for elements that are not updated
         with op.writing(out, self._factor, spans) as written:
             self._step(group)
         self._factor = 1.0
         buffer = out.as_subclass(_Written) if written.is_done else self._buffers[group]
-        zero.param_buffer_of_bit16_for_cpu_offload_groups[group] = buffer
+        getattr(zero, _BUFFERS)[group] = buffer
 
     def _spans(self, group: int, size: int) -> list[tuple[int, int]]:
         """Returns the ranges of this rank's partition with a gradient of this step; all if every parameter has one."""
@@ -100,8 +107,8 @@ class OffloadStep:
 def install(zero: Any, op: CpuAdamOp) -> None:
     """Installs the step if this is an optimizer of ZeRO-Offload that updates whole partitions; else does nothing."""
     names = (
-        *("unscale_and_clip_grads", "_optimizer_step", "param_buffer_of_bit16_for_cpu_offload_groups"),
-        *("params_in_partition", "grad_position", "norm_for_param_grads"),
+        *("unscale_and_clip_grads", "_optimizer_step", "params_in_partition"),
+        *("grad_position", "norm_for_param_grads"),
     )
     others = ("zenflow", "torch_autocast_gradscaler")
     if all(hasattr(zero, name) for name in names) and not any(getattr(zero, name, None) for name in others):

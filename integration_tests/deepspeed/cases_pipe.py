@@ -159,6 +159,16 @@ def parity(steps: int, pipeline: dict[str, Any], **job: Any) -> list[dict[str, A
     return [trained(steps, each, make=Job, **job) for each in (None, pipeline)]
 
 
+def is_trained(**job: Any) -> bool:
+    """Returns whether the first batch of stock DeepSpeed gives the optimizer of this stage gradients."""
+    made = unclipped(None, **job)
+    made.train(range(1))
+    states = made.engine.optimizer.optimizer.state.values()
+    found = any(bool(state["exp_avg"].any()) for state in states)
+    made.end()
+    return found
+
+
 def monitored(folder: str) -> list[list[str]]:
     """Returns the files of the host's monitor on rank 0: [stock, through Sluice]."""
     found = []

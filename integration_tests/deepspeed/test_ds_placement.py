@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from host_release import LOADING, old_host_fails
+from host_release import BF16_OPTIMIZER, LOADING, old_host_fails
 from rank_harness import Ranks
 
 LAYERS = [{"k": 2, "expert": "gelu"}, {"num_experts": 8, "expert": "gated", "drop_tokens": False}]
@@ -30,6 +30,7 @@ ZERO = {
         "bfloat16",
     ),
 }
+OF_BF16_OPTIMIZER = ("bf16", "zero 1, bf16, accumulated in f32")  # also in DeepSpeed 0.15.4
 
 
 COMPARED = ("losses", "counts", "end", "random", "evaluations", "weights", "parameters", "optimizer")
@@ -71,6 +72,7 @@ LONG = ("zero 1", "zero 2", "zero 2, bf16", "bf16", "zero 1, bf16, accumulated i
     + [pytest.param(n, 50, id=f"{n}, fifty times", marks=pytest.mark.full) for n in ("zero 0", *ZERO)],
 )
 def test_Move_EveryFewSteps_HasTheBitsOfNone(ranks2: Ranks, ranks4: Ranks, name: str, times: int) -> None:
+    old_host_fails(BF16_OPTIMIZER, name in OF_BF16_OPTIMIZER)
     case = {"layers": LAYERS, "every": 3, **MOVED[name]}
     micro_steps = case.get("config", {}).get("gradient_accumulation_steps", 1) if name != "accumulated" else 1
     if times:
@@ -96,6 +98,7 @@ SUMMED_BY_RANK = ("zero 1", "zero 2", "zero 1, bf16", "zero 2, bf16", "zero 1, b
     "name", [n if n in ("zero 0", "bf16") else pytest.param(n, marks=pytest.mark.full) for n in DERIVED]
 )
 def test_Derived_AfterAMove_IsThatOfHome(ranks2: Ranks, name: str) -> None:
+    old_host_fails(BF16_OPTIMIZER, name in OF_BF16_OPTIMIZER)
     config, dtype = DERIVED[name]
     arguments = {"config": {**config, "gradient_clipping": 0.01}, "dtype": dtype}
     for stock, home, away, true_home, true_away in ranks2.run("cases_placement:derived", **arguments):
@@ -177,6 +180,7 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks2: Ranks) -> None:
 
 @pytest.mark.parametrize(("placement", "times"), [(None, 2), ("adaptive", 1)], ids=["by hand", "adaptive"])
 def test_Move_FusedAdamOf16BitsWithoutZero_IsRefusedByName(ranks2: Ranks, placement: str | None, times: int) -> None:
+    old_host_fails(BF16_OPTIMIZER)
     for said in ranks2.run("cases_placement:refused_optimizer", placement=placement):
         assert len(said) == times
         assert all("under FP16_Optimizer" in one and '"torch_adam": true' in one for one in said), said
@@ -184,6 +188,7 @@ def test_Move_FusedAdamOf16BitsWithoutZero_IsRefusedByName(ranks2: Ranks, placem
 
 @pytest.mark.parametrize("name", ["zero 0", "zero 1", pytest.param("bf16", marks=pytest.mark.full)])
 def test_StateDict_WhileExpertsAreAway_IsRightOrRefused(ranks2: Ranks, tmp_path: Path, name: str) -> None:
+    old_host_fails(BF16_OPTIMIZER, name in OF_BF16_OPTIMIZER)
     config, dtype = ZERO.get(name, ({}, "float32"))
     layers = [{"k": 2}, {"num_experts": 8, "expert": "tuple"}]
     arguments = {"folder": str(tmp_path), "layers": layers, "config": config, "dtype": dtype}

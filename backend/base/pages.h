@@ -11,8 +11,8 @@
 #include "sluice/base.h"
 
 /* A hint, never an error; the contents of the memory are unchanged. Only whole huge pages within the range are
- * affected; smaller ranges, systems without madvise, and processes with SLUICE_HUGE_PAGES=0 are left alone; with 1 all
- * ranges are advised. The caller will write the whole range, and no other thread touches it during the call. Any
+ * affected; smaller ranges, systems without huge pages, and processes with SLUICE_HUGE_PAGES=0 are left alone; with 1
+ * all ranges are advised. The caller will write the whole range, and no other thread touches it during the call. Any
  * thread. */
 void sluice_pages_advise(const void* data, uint64_t bytes);
 

@@ -37,8 +37,6 @@ int sluice_pages_populate(uintptr_t begin, uintptr_t end) {
   return 1;
 }
 
-#ifdef MADV_HUGEPAGE
-
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 /* Bound on the bytes of a measured range, for each kind of page: more would not improve the result. */
 #define MOST_MEASURED ((uintptr_t)256 << 20)
@@ -161,16 +159,3 @@ void sluice_pages_measure(const sluice_pages_range_t* range, const atomic_int* i
   errno = before;
   pthread_mutex_unlock(&measuring);
 }
-
-#else
-
-sluice_pages_range_t sluice_pages_next(const void* data, uint64_t bytes, int may_measure) {
-  (void)data, (void)bytes, (void)may_measure;
-  return (sluice_pages_range_t){.next = SLUICE_PAGES_LEAVE};
-}
-
-void sluice_pages_ask_huge(uintptr_t begin, uintptr_t end) { (void)begin, (void)end; }
-
-void sluice_pages_measure(const sluice_pages_range_t* range, const atomic_int* is_over) { (void)range, (void)is_over; }
-
-#endif

@@ -89,8 +89,7 @@ TEST(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest) {
   munmap(data, BYTES);
 }
 
-/* Another thread has written half of the small pages before: no rates can be compared, and the next range is due again.
- * */
+/* Another thread has written half of the small pages before: no rates can be compared, and the next range is due. */
 TEST(Ahead_WhatOthersHaveWritten_SaysNothing) {
   skip_where_it_cannot();
   for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {

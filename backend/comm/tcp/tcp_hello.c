@@ -40,8 +40,7 @@ static int say(const sluice_tcp_hello_t* hello, const void* data, size_t bytes) 
   return n == (ssize_t)bytes ? SLUICE_TCP_GOES_ON : n < 0 ? -errno : -EPIPE;
 }
 
-/* Returns IS_DONE when `bytes` have been received into hello->in. Nothing after them is read. */
-static int hear(sluice_tcp_hello_t* hello, uint32_t bytes) {
+int sluice_tcp_hello_hear(sluice_tcp_hello_t* hello, uint32_t bytes) {
   while (hello->in_used < bytes) {
     const ssize_t n = recv(hello->fd, hello->in + hello->in_used, bytes - hello->in_used, MSG_DONTWAIT);
     if (n == 0) return -ECONNRESET;
@@ -92,7 +91,7 @@ static int finish_connect(sluice_tcp_hello_t* hello) {
 
 static int read_answer(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello) {
   uint8_t proof[SLUICE_TCP_MAC_BYTES];
-  const int heard = hear(hello, sizeof hello->answer + sizeof proof);
+  const int heard = sluice_tcp_hello_hear(hello, sizeof hello->answer + sizeof proof);
   if (heard != SLUICE_TCP_IS_DONE) return heard;
   memcpy(hello->answer, hello->in, sizeof hello->answer);
   prove(group, hello, ROLE_LISTENS, proof);
@@ -102,7 +101,7 @@ static int read_answer(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hell
 }
 
 static int read_welcome(sluice_tcp_hello_t* hello) {
-  const int heard = hear(hello, 1);
+  const int heard = sluice_tcp_hello_hear(hello, 1);
   if (heard != SLUICE_TCP_IS_DONE) return heard;
   if (hello->in[0] != WELCOME) return SLUICE_TCP_IS_STRANGER;
   hello->phase = SLUICE_TCP_GREETED;
@@ -116,7 +115,7 @@ void sluice_tcp_hello_accept(int fd, sluice_tcp_hello_t* out_hello) {
 }
 
 static int read_hello(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello) {
-  const int heard = hear(hello, sizeof hello->greeting);
+  const int heard = sluice_tcp_hello_hear(hello, sizeof hello->greeting);
   if (heard != SLUICE_TCP_IS_DONE) return heard;
   memcpy(&hello->greeting, hello->in, sizeof hello->greeting);
   const sluice_tcp_greeting_t* g = &hello->greeting;
@@ -133,7 +132,7 @@ static int read_hello(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello
 static int read_proof(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello) {
   static const uint8_t welcome = WELCOME;
   uint8_t proof[SLUICE_TCP_MAC_BYTES];
-  const int heard = hear(hello, sizeof proof);
+  const int heard = sluice_tcp_hello_hear(hello, sizeof proof);
   if (heard != SLUICE_TCP_IS_DONE) return heard;
   prove(group, hello, ROLE_CONNECTS, proof);
   if (!sluice_tcp_mac_is_equal(proof, hello->in)) return SLUICE_TCP_IS_STRANGER;
@@ -165,4 +164,37 @@ int sluice_tcp_hello_advance(const sluice_tcp_group_t* group, sluice_tcp_hello_t
     const int now = advance_once(group, hello);
     if (now != SLUICE_TCP_GOES_ON || hello->phase == before) return now;
   }
+}
+
+/* ---- several ----------------------------------------------------------------------------------------------------- */
+
+void sluice_tcp_hellos_add(sluice_tcp_hellos_t* hellos, const sluice_tcp_hello_t* hello, uint64_t now_ns,
+                           uint64_t limit_ns) {
+  sluice_tcp_hello_t* h = &hellos->list[hellos->count++];
+  *h = *hello;
+  h->began_ns = now_ns;
+  h->until_ns = now_ns + limit_ns;
+  hellos->num_accepted += h->attempt < 0;
+}
+
+int sluice_tcp_hellos_remove(sluice_tcp_hellos_t* hellos, int32_t at) {
+  const int fd = hellos->list[at].fd;
+  hellos->num_accepted -= hellos->list[at].attempt < 0;
+  hellos->list[at] = hellos->list[--hellos->count];
+  return fd;
+}
+
+int sluice_tcp_hellos_turn_out_oldest(sluice_tcp_hellos_t* hellos, uint64_t age_ns, uint64_t now_ns) {
+  int32_t oldest = -1;
+  for (int32_t i = 0; i < hellos->count; ++i) {
+    const sluice_tcp_hello_t* h = &hellos->list[i];
+    if (h->attempt < 0 && (oldest < 0 || h->began_ns < hellos->list[oldest].began_ns)) oldest = i;
+  }
+  if (oldest < 0 || now_ns - hellos->list[oldest].began_ns < age_ns) return 0;
+  sluice_tcp_close(sluice_tcp_hellos_remove(hellos, oldest));
+  return 1;
+}
+
+void sluice_tcp_hellos_close(sluice_tcp_hellos_t* hellos) {
+  while (hellos->count > 0) sluice_tcp_close(sluice_tcp_hellos_remove(hellos, hellos->count - 1));
 }

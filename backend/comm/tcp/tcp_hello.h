@@ -67,3 +67,22 @@ void sluice_tcp_hello_accept(int fd, sluice_tcp_hello_t* out_hello);
 short sluice_tcp_hello_events(const sluice_tcp_hello_t* hello);
 /* Continues as far as possible without waiting. IS_DONE: the descriptor is the connection to `peer`. */
 int sluice_tcp_hello_advance(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello);
+/* Reads a message, of the handshake or after it, into hello->in. Returns IS_DONE if all `bytes` have come; nothing
+ * after them is read. */
+int sluice_tcp_hello_hear(sluice_tcp_hello_t* hello, uint32_t bytes);
+
+/* The connections whose handshake goes on. */
+typedef struct sluice_tcp_hellos_s {
+  sluice_tcp_hello_t* list;
+  int32_t count;
+  int32_t num_accepted; /* of them */
+} sluice_tcp_hellos_t;
+
+/* limit_ns: the time that it has. */
+void sluice_tcp_hellos_add(sluice_tcp_hellos_t* hellos, const sluice_tcp_hello_t* hello, uint64_t now_ns,
+                           uint64_t limit_ns);
+/* Removes an entry; the last one takes its place. Returns the descriptor, which the caller closes or keeps. */
+int sluice_tcp_hellos_remove(sluice_tcp_hellos_t* hellos, int32_t at);
+/* Closes the oldest accepted connection that has waited for `age_ns`. Returns 0 if there is none. */
+int sluice_tcp_hellos_turn_out_oldest(sluice_tcp_hellos_t* hellos, uint64_t age_ns, uint64_t now_ns);
+void sluice_tcp_hellos_close(sluice_tcp_hellos_t* hellos);

@@ -50,16 +50,14 @@ struct sluice_tcp_mesh_s {
   sluice_tcp_group_t group;
   uint64_t bytes; /* of this block */
   int32_t capacity;
-  int32_t num_hellos;
-  int32_t num_accepted; /* of the hellos */
-  int32_t missing;      /* number of ranks */
-  int shortage;         /* EMFILE or ENFILE, if it occurred */
+  int32_t missing; /* number of ranks */
+  int shortage;    /* EMFILE or ENFILE, if it occurred */
   uint64_t deadline_ns;
   uint64_t accept_ns;                   /* earliest time of the next accept */
   sluice_tcp_connection_t* connections; /* the caller's */
   const sluice_tcp_listeners_t* listeners;
   route_t* routes;            /* [rank] */
-  sluice_tcp_hello_t* hellos; /* [capacity] */
+  sluice_tcp_hellos_t hellos; /* [capacity] */
   struct pollfd* polls;       /* [SLUICE_TCP_MAX_ADDRESSES + capacity]: listeners, then hellos in order */
   int32_t num_listeners;      /* of the last poll */
 };
@@ -81,8 +79,8 @@ sluice_status_t sluice_tcp_mesh_create(int32_t rank, int32_t world_size, sluice_
   m->bytes = bytes;
   m->capacity = capacity;
   m->group = (sluice_tcp_group_t){.rank = rank, .world_size = world_size};
-  m->hellos = (sluice_tcp_hello_t*)(void*)(m + 1);
-  m->routes = (route_t*)(void*)(m->hellos + capacity);
+  m->hellos.list = (sluice_tcp_hello_t*)(void*)(m + 1);
+  m->routes = (route_t*)(void*)(m->hellos.list + capacity);
   m->polls = (struct pollfd*)(void*)(m->routes + rank);
   return SLUICE_OK;
 }
@@ -95,39 +93,11 @@ void sluice_tcp_mesh_destroy(sluice_tcp_mesh_t* meeting) {
 
 static int is_shortage(int error) { return error == EMFILE || error == ENFILE; }
 
-static void add_hello(sluice_tcp_mesh_t* m, const sluice_tcp_hello_t* hello, uint64_t began_ns, uint64_t until_ns) {
-  sluice_tcp_hello_t* h = &m->hellos[m->num_hellos++];
-  *h = *hello;
-  h->began_ns = began_ns;
-  h->until_ns = until_ns;
-  m->num_accepted += h->attempt < 0;
-}
-
-/* Removes an entry; the last one takes its place. The caller closes or keeps the descriptor. */
-static int remove_hello(sluice_tcp_mesh_t* m, int32_t at) {
-  const int fd = m->hellos[at].fd;
-  m->num_accepted -= m->hellos[at].attempt < 0;
-  m->hellos[at] = m->hellos[--m->num_hellos];
-  return fd;
-}
-
 static sluice_tcp_hello_t* find_attempt(const sluice_tcp_mesh_t* m, int32_t peer, int32_t attempt) {
-  for (int32_t i = 0; i < m->num_hellos; ++i) {
-    if (m->hellos[i].attempt == attempt && m->hellos[i].peer == peer) return &m->hellos[i];
+  for (int32_t i = 0; i < m->hellos.count; ++i) {
+    if (m->hellos.list[i].attempt == attempt && m->hellos.list[i].peer == peer) return &m->hellos.list[i];
   }
   return NULL;
-}
-
-/* Closes the oldest accepted connection that has waited for `age_ns`. Returns 0 if there is none. */
-static int turn_out_oldest(sluice_tcp_mesh_t* m, uint64_t age_ns, uint64_t now_ns) {
-  int32_t oldest = -1;
-  for (int32_t i = 0; i < m->num_hellos; ++i) {
-    const sluice_tcp_hello_t* h = &m->hellos[i];
-    if (h->attempt < 0 && (oldest < 0 || h->began_ns < m->hellos[oldest].began_ns)) oldest = i;
-  }
-  if (oldest < 0 || now_ns - m->hellos[oldest].began_ns < age_ns) return 0;
-  sluice_tcp_close(remove_hello(m, oldest));
-  return 1;
 }
 
 /* ---- routes to lower ranks --------------------------------------------------------------------------------------- */
@@ -161,12 +131,12 @@ static int try_next(sluice_tcp_mesh_t* m, int32_t peer, uint64_t now_ns) {
     error = sluice_tcp_hello_connect(&m->group, peer, &target, length, &hello);
     if (is_shortage(-error)) {
       m->shortage = -error;
-      if (turn_out_oldest(m, 0, now_ns)) return 0; /* and retry at once */
+      if (sluice_tcp_hellos_turn_out_oldest(&m->hellos, 0, now_ns)) return 0; /* and retry at once */
       return error;
     }
     hello.attempt = attempt;
     const uint64_t limit_ns = HELLO_NS << sluice_min_u64((uint64_t)route->round, MAX_ROUND);
-    if (error == 0) add_hello(m, &hello, now_ns, now_ns + limit_ns);
+    if (error == 0) sluice_tcp_hellos_add(&m->hellos, &hello, now_ns, limit_ns);
     route->errors[attempt] = error;
   }
   set_next(m, peer, now_ns, error != 0);
@@ -175,9 +145,9 @@ static int try_next(sluice_tcp_mesh_t* m, int32_t peer, uint64_t now_ns) {
 
 static void settle_on(sluice_tcp_mesh_t* m, int32_t peer, int kept) {
   m->routes[peer].is_found = 1;
-  for (int32_t i = m->num_hellos - 1; i >= 0; --i) {
-    const sluice_tcp_hello_t* h = &m->hellos[i];
-    if (h->attempt >= 0 && h->peer == peer && h->fd != kept) sluice_tcp_close(remove_hello(m, i));
+  for (int32_t i = m->hellos.count - 1; i >= 0; --i) {
+    const sluice_tcp_hello_t* h = &m->hellos.list[i];
+    if (h->attempt >= 0 && h->peer == peer && h->fd != kept) sluice_tcp_close(sluice_tcp_hellos_remove(&m->hellos, i));
   }
 }
 
@@ -206,9 +176,9 @@ static void note_failure(sluice_tcp_mesh_t* m, const sluice_tcp_hello_t* h, int 
  * them after every event would take longer than everything else. */
 static void advance_all(sluice_tcp_mesh_t* m) {
   const uint64_t now_ns = sluice_now_ns();
-  for (int32_t i = m->num_hellos - 1; i >= 0; --i) {
-    if (i >= m->num_hellos) continue; /* other attempts of a rank were removed with one */
-    sluice_tcp_hello_t* h = &m->hellos[i];
+  for (int32_t i = m->hellos.count - 1; i >= 0; --i) {
+    if (i >= m->hellos.count) continue; /* other attempts of a rank were removed with one */
+    sluice_tcp_hello_t* h = &m->hellos.list[i];
     const sluice_tcp_phase_t before = h->phase;
     const int has_moved = m->polls[m->num_listeners + i].revents != 0;
     int now = has_moved ? sluice_tcp_hello_advance(&m->group, h) : SLUICE_TCP_GOES_ON;
@@ -219,7 +189,7 @@ static void advance_all(sluice_tcp_mesh_t* m) {
     if (now == SLUICE_TCP_GOES_ON && now_ns >= h->until_ns) now = -ETIMEDOUT;
     if (now == SLUICE_TCP_GOES_ON) continue;
     const sluice_tcp_hello_t was = *h;
-    (void)remove_hello(m, i);
+    (void)sluice_tcp_hellos_remove(&m->hellos, i);
     if (now == SLUICE_TCP_IS_DONE) {
       if (was.attempt >= 0) settle_on(m, was.peer, was.fd);
       keep(m, was.peer, was.fd);
@@ -235,17 +205,18 @@ static int accept_from(sluice_tcp_mesh_t* m, int listener) {
   const uint64_t now_ns = sluice_now_ns();
   for (int i = 0; i < MAX_ACCEPTED_AT_ONCE; ++i) {
     sluice_tcp_hello_t hello;
-    if (m->num_accepted >= most_accepted(m->group.rank, m->group.world_size)) (void)turn_out_oldest(m, 0, now_ns);
+    if (m->hellos.num_accepted >= most_accepted(m->group.rank, m->group.world_size))
+      (void)sluice_tcp_hellos_turn_out_oldest(&m->hellos, 0, now_ns);
     const int fd = sluice_tcp_accept(listener);
     if (fd >= 0) {
       sluice_tcp_hello_accept(fd, &hello);
-      add_hello(m, &hello, now_ns, now_ns + HELLO_NS);
+      sluice_tcp_hellos_add(&m->hellos, &hello, now_ns, HELLO_NS);
       continue;
     }
     if (!is_shortage(errno)) return 0; /* none is left, or the peer has closed it */
     m->shortage = errno;
-    if (m->num_accepted == 0) return -errno;
-    if (turn_out_oldest(m, OLD_NS, now_ns)) continue;
+    if (m->hellos.num_accepted == 0) return -errno;
+    if (sluice_tcp_hellos_turn_out_oldest(&m->hellos, OLD_NS, now_ns)) continue;
     m->accept_ns = now_ns + PAUSE_NS; /* ranks among the present connections need less than that */
     return 0;
   }
@@ -263,8 +234,8 @@ static int32_t poll_all(sluice_tcp_mesh_t* m, uint64_t due_ns) {
   } else {
     due_ns = sluice_min_u64(due_ns, m->accept_ns);
   }
-  for (int32_t i = 0; i < m->num_hellos; ++i) {
-    const sluice_tcp_hello_t* h = &m->hellos[i];
+  for (int32_t i = 0; i < m->hellos.count; ++i) {
+    const sluice_tcp_hello_t* h = &m->hellos.list[i];
     m->polls[num++] = (struct pollfd){.fd = h->fd, .events = sluice_tcp_hello_events(h)};
     if (h->phase != SLUICE_TCP_AWAITS_WELCOME) due_ns = sluice_min_u64(due_ns, h->until_ns);
   }
@@ -352,6 +323,6 @@ sluice_status_t sluice_tcp_mesh_connect(sluice_tcp_mesh_t* meeting, const sluice
   meeting->connections = connections;
   meeting->missing = meeting->group.world_size - 1;
   const sluice_status_t status = meet(meeting);
-  while (meeting->num_hellos > 0) sluice_tcp_close(remove_hello(meeting, meeting->num_hellos - 1));
+  sluice_tcp_hellos_close(&meeting->hellos);
   return status;
 }

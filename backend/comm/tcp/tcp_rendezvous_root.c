@@ -23,12 +23,6 @@
 
 enum { MAX_STRANGERS = 256, ADDRESS_TEXT = 80 };
 
-typedef struct caller_s {
-  sluice_tcp_hello_t hello; /* greeted: its join message is being read */
-  sluice_meet_join_t join;
-  uint32_t join_used;
-} caller_t;
-
 typedef struct gathering_s {
   sluice_tcp_rendezvous_t* m;
   sluice_tcp_group_t group;
@@ -40,10 +34,10 @@ typedef struct gathering_s {
   sluice_meet_refused_t refused;
   int32_t other_secret; /* the rank claimed by a caller with another secret; -1: there was none */
   char other_address[ADDRESS_TEXT];
-  int32_t num_callers, capacity;
-  uint64_t bytes;       /* of the block with the arrays */
-  caller_t* callers;    /* [capacity] */
-  struct pollfd* polls; /* [SLUICE_TCP_MAX_ADDRESSES + capacity + W] */
+  int32_t capacity;
+  uint64_t bytes;              /* of the block with the arrays */
+  sluice_tcp_hellos_t callers; /* [capacity]; greeted: its join message is being read */
+  struct pollfd* polls;        /* [SLUICE_TCP_MAX_ADDRESSES + capacity + W] */
 } gathering_t;
 
 static void name_peer(int fd, char out[ADDRESS_TEXT]) {
@@ -98,22 +92,24 @@ static void refuse_late(gathering_t* g) {
 /* ---- ranks that have proved the secret --------------------------------------------------------------------------- */
 
 /* Returns OK if this rank may join. */
-static sluice_status_t judge(const gathering_t* g, const caller_t* caller) {
-  const int32_t rank = caller->hello.peer, w = g->m->base.world_size;
+static sluice_status_t judge(const gathering_t* g, const sluice_tcp_hello_t* caller) {
+  sluice_meet_join_t join;
+  memcpy(&join, caller->in, sizeof join);
+  const int32_t rank = caller->peer, w = g->m->base.world_size;
   char here[ADDRESS_TEXT], there[ADDRESS_TEXT] = "this process";
-  name_peer(caller->hello.fd, here);
-  if (caller->join.version != SLUICE_MEET_VERSION || caller->join.card_bytes != sizeof(sluice_tcp_card_t)) {
+  name_peer(caller->fd, here);
+  if (join.version != SLUICE_MEET_VERSION || join.card_bytes != sizeof(sluice_tcp_card_t)) {
     return SLUICE_FAIL_PEER(
         SLUICE_E_MISMATCH, 0, rank,
         "tcp communicator: rank %d at %s has another build of Sluice than rank 0: install one build "
         "on all ranks",
         rank, here);
   }
-  if (caller->join.world_size != w || rank >= w) {
+  if (join.world_size != w || rank >= w) {
     return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, 0, rank,
                             "tcp communicator: rank %d at %s was started with world_size %d and rank 0 with world_size "
                             "%d: start all ranks with one world_size",
-                            rank, here, caller->join.world_size, w);
+                            rank, here, join.world_size, w);
   }
   if (rank > 0 && g->m->sockets[rank] < 0) return SLUICE_OK;
   if (rank > 0) name_peer(g->m->sockets[rank], there);
@@ -134,16 +130,16 @@ static void drop_if_left(gathering_t* g, int32_t rank) {
   --g->num_members;
 }
 
-static void join(gathering_t* g, const caller_t* caller) {
-  const int32_t rank = caller->hello.peer, is_member = rank > 0 && rank < g->m->base.world_size;
+static void join(gathering_t* g, const sluice_tcp_hello_t* caller) {
+  const int32_t rank = caller->peer, is_member = rank > 0 && rank < g->m->base.world_size;
   if (is_member && g->m->sockets[rank] >= 0) drop_if_left(g, rank); /* a rank that was restarted */
   if (!g->is_refused && judge(g, caller) != SLUICE_OK) refuse(g);
   if (g->is_refused) {
-    tell(g, caller->hello.fd);
+    tell(g, caller->fd);
     return;
   }
-  sluice_meet_hurry(caller->hello.fd);
-  g->m->sockets[rank] = caller->hello.fd;
+  sluice_meet_hurry(caller->fd);
+  g->m->sockets[rank] = caller->fd;
   ++g->num_members;
   g->told_missing = -1;
 }
@@ -161,73 +157,49 @@ static void tell_whom_we_wait_for(gathering_t* g) {
 
 /* ---- callers ----------------------------------------------------------------------------------------------------- */
 
-static caller_t remove_caller(gathering_t* g, int32_t at) {
-  const caller_t caller = g->callers[at];
-  g->callers[at] = g->callers[--g->num_callers];
-  return caller;
-}
-
-static void turn_out_oldest(gathering_t* g) {
-  int32_t oldest = 0;
-  for (int32_t i = 1; i < g->num_callers; ++i) {
-    if (g->callers[i].hello.began_ns < g->callers[oldest].hello.began_ns) oldest = i;
-  }
-  sluice_tcp_close(remove_caller(g, oldest).hello.fd);
-}
-
 static void accept_callers(gathering_t* g, int listener) {
   for (int i = 0; i < MAX_STRANGERS; ++i) {
-    if (g->num_callers == g->capacity) turn_out_oldest(g);
+    const uint64_t now_ns = sluice_now_ns();
+    if (g->callers.count == g->capacity) (void)sluice_tcp_hellos_turn_out_oldest(&g->callers, 0, now_ns);
     const int fd = sluice_tcp_accept(listener);
     if (fd < 0) {
       const struct timespec pause = {.tv_nsec = 20000000};
       if (errno != EMFILE && errno != ENFILE) return;
-      if (g->num_callers > 0) turn_out_oldest(g);
+      (void)sluice_tcp_hellos_turn_out_oldest(&g->callers, 0, now_ns);
       nanosleep(&pause, NULL); /* no descriptor is left: callers that have one need little time */
       return;
     }
-    caller_t* caller = &g->callers[g->num_callers++];
-    memset(caller, 0, sizeof *caller);
-    sluice_tcp_hello_accept(fd, &caller->hello);
-    caller->hello.began_ns = sluice_now_ns();
-    caller->hello.until_ns = caller->hello.began_ns + HELLO_NS;
+    sluice_tcp_hello_t hello;
+    sluice_tcp_hello_accept(fd, &hello);
+    sluice_tcp_hellos_add(&g->callers, &hello, now_ns, HELLO_NS);
   }
 }
 
-/* Continues to read the join message of a caller that has proved the secret. */
-static int read_join(caller_t* caller) {
-  while (caller->join_used < sizeof caller->join) {
-    const ssize_t n = recv(caller->hello.fd, (char*)&caller->join + caller->join_used,
-                           sizeof caller->join - caller->join_used, MSG_DONTWAIT);
-    if (n == 0) return -ECONNRESET;
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? SLUICE_TCP_GOES_ON : -errno;
-    caller->join_used += (uint32_t)n;
-  }
-  return SLUICE_TCP_IS_DONE;
-}
+static int read_join(sluice_tcp_hello_t* caller) { return sluice_tcp_hello_hear(caller, sizeof(sluice_meet_join_t)); }
 
-static int advance(gathering_t* g, caller_t* caller) {
-  if (caller->hello.phase == SLUICE_TCP_GREETED) return read_join(caller);
-  const int now = sluice_tcp_hello_advance(&g->group, &caller->hello);
+static int advance(gathering_t* g, sluice_tcp_hello_t* caller) {
+  if (caller->phase == SLUICE_TCP_GREETED) return read_join(caller);
+  const int now = sluice_tcp_hello_advance(&g->group, caller);
   /* It used the right protocol, and left after it had seen this rank's proof, or sent a wrong proof itself. */
-  if (now < 0 && caller->hello.phase == SLUICE_TCP_AWAITS_PROOF) {
-    g->other_secret = caller->hello.peer;
-    name_peer(caller->hello.fd, g->other_address);
+  if (now < 0 && caller->phase == SLUICE_TCP_AWAITS_PROOF) {
+    g->other_secret = caller->peer;
+    name_peer(caller->fd, g->other_address);
   }
   return now == SLUICE_TCP_IS_DONE ? read_join(caller) : now;
 }
 
 static void advance_all(gathering_t* g, const struct pollfd* polls) {
   const uint64_t now_ns = sluice_now_ns();
-  for (int32_t i = g->num_callers - 1; i >= 0; --i) {
-    int now = polls[i].revents != 0 ? advance(g, &g->callers[i]) : SLUICE_TCP_GOES_ON;
-    if (now == SLUICE_TCP_GOES_ON && now_ns >= g->callers[i].hello.until_ns) now = -ETIMEDOUT;
+  for (int32_t i = g->callers.count - 1; i >= 0; --i) {
+    int now = polls[i].revents != 0 ? advance(g, &g->callers.list[i]) : SLUICE_TCP_GOES_ON;
+    if (now == SLUICE_TCP_GOES_ON && now_ns >= g->callers.list[i].until_ns) now = -ETIMEDOUT;
     if (now == SLUICE_TCP_GOES_ON) continue;
-    const caller_t caller = remove_caller(g, i);
+    const sluice_tcp_hello_t caller = g->callers.list[i];
+    (void)sluice_tcp_hellos_remove(&g->callers, i);
     if (now == SLUICE_TCP_IS_DONE) {
       join(g, &caller);
     } else {
-      sluice_tcp_close(caller.hello.fd);
+      sluice_tcp_close(caller.fd);
     }
   }
 }
@@ -240,8 +212,8 @@ static void turn(gathering_t* g) {
   for (int32_t i = 0; i < g->listeners.count; ++i) {
     g->polls[num++] = (struct pollfd){.fd = g->listeners.fds[i], .events = POLLIN};
   }
-  for (int32_t i = 0; i < g->num_callers; ++i) {
-    g->polls[num++] = (struct pollfd){.fd = g->callers[i].hello.fd, .events = POLLIN};
+  for (int32_t i = 0; i < g->callers.count; ++i) {
+    g->polls[num++] = (struct pollfd){.fd = g->callers.list[i].fd, .events = POLLIN};
   }
   const struct pollfd* members = &g->polls[num];
   for (int32_t r = 1; r < w; ++r) g->polls[num++] = (struct pollfd){.fd = g->m->sockets[r], .events = POLLIN};
@@ -279,14 +251,14 @@ sluice_status_t sluice_tcp_rendezvous_gather(sluice_tcp_rendezvous_t* m) {
   g.group = (sluice_tcp_group_t){.rank = SLUICE_TCP_MEETING_POINT, .world_size = INT32_MAX, .key = m->key};
   g.capacity = MAX_STRANGERS + 2 * m->base.world_size;
   const uint64_t num_polls = SLUICE_TCP_MAX_ADDRESSES + (uint64_t)g.capacity + (uint64_t)m->base.world_size;
-  g.bytes = (uint64_t)g.capacity * sizeof(caller_t) + num_polls * sizeof(struct pollfd);
-  g.callers = sluice_alloc(sluice_process_allocator(), g.bytes, "callers of the tcp communicator");
-  if (g.callers == NULL) return sluice_alloc_status();
-  g.polls = (struct pollfd*)(void*)(g.callers + g.capacity);
+  g.bytes = (uint64_t)g.capacity * sizeof(sluice_tcp_hello_t) + num_polls * sizeof(struct pollfd);
+  g.callers.list = sluice_alloc(sluice_process_allocator(), g.bytes, "callers of the tcp communicator");
+  if (g.callers.list == NULL) return sluice_alloc_status();
+  g.polls = (struct pollfd*)(void*)(g.callers.list + g.capacity);
   sluice_status_t status = sluice_tcp_listen_at(0, m->root, &g.listeners);
   if (status == SLUICE_OK) status = gather(&g);
-  while (g.num_callers > 0) sluice_tcp_close(remove_caller(&g, g.num_callers - 1).hello.fd);
+  sluice_tcp_hellos_close(&g.callers);
   sluice_tcp_listeners_close(&g.listeners);
-  sluice_free(sluice_process_allocator(), g.callers, g.bytes);
+  sluice_free(sluice_process_allocator(), g.callers.list, g.bytes);
   return status;
 }

@@ -209,8 +209,7 @@ TEST(TcpWait_PeerWithFullBuffersFallsSilent_IsLostByName) { await(lose_after_it_
 TEST(TcpWait_PeerWithFullBuffersAnswers_IsWaitedFor) { await(keep_waiting); }
 TEST(TcpConnection_IdleForLong_Stands) { await(say_nothing); }
 
-/* ---- repeated checks of one connection ----------------------------------------------------------------------------
- */
+/* ---- repeated checks of one connection --------------------------------------------------------------------------- */
 
 typedef struct pair_s {
   int here, there;

@@ -30,38 +30,28 @@ typedef struct letter_s { /* a send or a receive */
   struct letter_s** list; /* its list until it completes */
 } letter_t;
 
-typedef struct sized_mailbox_s {
+typedef struct mailbox_s {
+  sluice_local_group_t* group; /* for exchanges */
   pthread_mutex_t mutex;
   uint64_t num_opened[MAX_RANKS]; /* endpoints that each rank has opened: those with the same number connect */
   letter_t* sends[MAX_RANKS][MAX_RANKS][64];
   letter_t* receives[MAX_RANKS][MAX_RANKS][64];
-} sized_mailbox_t;
+} mailbox_t;
 
-/* One rank of a mailbox: the user of its messages. */
-typedef struct sized_rank_s {
-  sized_mailbox_t* mailbox;
+typedef struct end_s { /* a rank */
+  mailbox_t* mailbox;
   int32_t rank;
-} sized_rank_t;
+  sluice_comm_t* group;
+} end_t;
 
 typedef struct endpoint_s {
-  sized_mailbox_t* mailbox;
+  mailbox_t* mailbox;
   int32_t rank;
   uint64_t number;
 } endpoint_t;
 
-static sized_mailbox_t* sized_mailbox_create(int32_t world_size) {
-  sized_mailbox_t* mailbox = world_size <= MAX_RANKS ? calloc(1, sizeof *mailbox) : NULL;
-  if (mailbox != NULL) pthread_mutex_init(&mailbox->mutex, NULL);
-  return mailbox;
-}
-
-static void sized_mailbox_destroy(sized_mailbox_t* mailbox) {
-  pthread_mutex_destroy(&mailbox->mutex);
-  free(mailbox);
-}
-
 static sluice_status_t open_endpoint(void* user, void** out_endpoint, sluice_host_failure_t* out_failure) {
-  const sized_rank_t* me = user;
+  const end_t* me = user;
   endpoint_t* e = calloc(1, sizeof *e);
   (void)out_failure;
   e->mailbox = me->mailbox;
@@ -152,7 +142,7 @@ static void close_endpoint(void* endpoint, int32_t is_clean) {
   free(endpoint);
 }
 
-static const sluice_sized_messages_t sized_mailbox_messages = {
+static const sluice_sized_messages_t mailbox_messages = {
     .open = open_endpoint,
     .send = send_bytes,
     .receive = receive_bytes,
@@ -164,16 +154,6 @@ static const sluice_sized_messages_t sized_mailbox_messages = {
 /* ---- the host ---------------------------------------------------------------------------------------------------- */
 
 static int has_mailbox;
-
-typedef struct shared_s {
-  sluice_local_group_t* group;
-  sized_mailbox_t* mailbox;
-} shared_t;
-
-typedef struct end_s {
-  sized_rank_t sized; /* first member: also the user of the messages */
-  sluice_comm_t* group;
-} end_t;
 
 static sluice_status_t tell(sluice_status_t status, sluice_host_failure_t* out_failure) {
   if (status != SLUICE_OK && status != SLUICE_E_TIMED_OUT) {
@@ -217,17 +197,17 @@ static void destroy(void* user) {
 }
 
 static void close_group(void* opaque) {
-  shared_t* shared = opaque;
-  sluice_local_group_destroy(shared->group);
-  sized_mailbox_destroy(shared->mailbox);
-  free(shared);
+  mailbox_t* mailbox = opaque;
+  sluice_local_group_destroy(mailbox->group);
+  pthread_mutex_destroy(&mailbox->mutex);
+  free(mailbox);
 }
 static void* open_group(int32_t world_size) {
-  shared_t* shared = calloc(1, sizeof *shared);
-  shared->mailbox = sized_mailbox_create(world_size);
-  if (sluice_local_group_create(world_size, &shared->group) == SLUICE_OK) return shared;
-  sized_mailbox_destroy(shared->mailbox);
-  free(shared);
+  mailbox_t* mailbox = world_size <= MAX_RANKS ? calloc(1, sizeof *mailbox) : NULL;
+  if (mailbox == NULL) return NULL;
+  pthread_mutex_init(&mailbox->mutex, NULL);
+  if (sluice_local_group_create(world_size, &mailbox->group) == SLUICE_OK) return mailbox;
+  close_group(mailbox);
   return NULL;
 }
 static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
@@ -238,14 +218,14 @@ static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, 
                                                    .publish = publish,
                                                    .lookup = lookup,
                                                    .destroy = destroy};
-  shared_t* shared = opaque;
+  mailbox_t* mailbox = opaque;
   sluice_comm_t* group;
-  SLUICE_TRY(sluice_comm_create_local(shared->group, config, &group));
+  SLUICE_TRY(sluice_comm_create_local(mailbox->group, config, &group));
   end_t* end = calloc(1, sizeof *end);
-  *end = (end_t){.sized = {.mailbox = shared->mailbox, .rank = config->rank}, .group = group};
+  *end = (end_t){.mailbox = mailbox, .rank = config->rank, .group = group};
   sluice_status_t status = sluice_comm_create_host(config, &vtable, end, out_comm);
   if (status == SLUICE_OK) {
-    if (has_mailbox) sluice_host_comm_set_messages(*out_comm, &sized_mailbox_messages);
+    if (has_mailbox) sluice_host_comm_set_messages(*out_comm, &mailbox_messages);
   } else {
     destroy(end);
   }

@@ -122,8 +122,7 @@ static void clear_received(void) {
   for (int i = 0; i < W; ++i) memset(ranks[i].recv, 0, W * BLOCK);
 }
 
-/* All streams have ended, and each rank has received every other one's bytes at each multiple of `step`, and no more.
- */
+/* All streams have ended, and each rank has received exactly the others' bytes at each multiple of `step`. */
 static void check_received(uint64_t step) {
   for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
   for (int me = 0; me < W; ++me) {

@@ -3,9 +3,9 @@
 
 Starting a process group takes longer than most cases, so tests share sets of ranks. After an unexpected error, a missed
 deadline or a dead rank, the set ends and a later test gets a new set. Importing torch and DeepSpeed takes seconds, so
-ranks are forks of a process that has imported them, except ranks with their own environment. A new set takes a tenth of
-a second. Sets whose tests have made many process groups end between two tests, because each gloo group has a thread
-that wakes a hundred times a second until its process ends.
+ranks are forks of a process that has imported them, and a new set takes a tenth of a second. Sets whose tests have made
+many process groups end between two tests, because each gloo group has a thread that wakes a hundred times a second
+until its process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,16 +32,19 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "third_party" / "test"))
 from fork_server import ForkServer, Process  # noqa: E402
 
-_servers: dict[tuple[str, str], ForkServer] = {}
+WORKER = str(HERE / "rank_worker.py")
+_servers: list[tuple[Sequence[str], ForkServer]] = []
 _starting = threading.Lock()
 
 
-def _server_for(worker: str, imports: Sequence[str], environment: dict[str, str]) -> ForkServer:
-    key = worker, environment.get("PYTHONPATH", "")
+def _server_for(imports: Sequence[str], environment: dict[str, str]) -> ForkServer:
+    """Returns the fork server with these imports and this environment, which is started at the first use."""
     with _starting:
-        if key not in _servers:
-            _servers[key] = ForkServer(imports, environment)
-        return _servers[key]
+        for known, server in _servers:
+            if known == imports and not server.differs_in(environment):
+                return server
+        _servers.append((imports, ForkServer(imports, environment)))
+        return _servers[-1][1]
 
 
 START_DEADLINE_S = 200.0
@@ -64,10 +66,6 @@ def end_busy_sets() -> None:
     for ranks in list(_sets):
         if ranks.groups() > MOST_GROUPS:
             ranks.stop()
-
-
-def _without_empty(environment: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if value != ""}
 
 
 def _gloo_threads(pid: int) -> int:
@@ -96,16 +94,15 @@ class RankFailure(AssertionError):
 class Ranks:
     """`world` processes in one gloo group over loopback."""
 
-    worker = HERE / "rank_worker.py"
+    host = "deepspeed"  # which rank_worker.py sets up
     # The imports of every case. Sluice is not among them, because some cases test when it is imported.
     imports = ("torch", "deepspeed", "deepspeed.module_inject", "torch._dynamo", "torch.onnx", "known_processor")
-    python_path = ""  # PYTHONPATH of the worker, if set
+    python_path = ""  # first in the PYTHONPATH of the ranks
 
-    def __init__(self, world: int, **environment: str) -> None:
+    def __init__(self, world: int) -> None:
         _sets.add(self)
         self.world = world
-        self._environment = environment
-        self._processes: list[subprocess.Popen[bytes] | Process] = []
+        self._processes: list[Process] = []
         self._replies: list[Any] = []
         self._logs: list[Path] = []
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-ranks-")
@@ -179,7 +176,7 @@ class Ranks:
     # ---- inside ----
 
     def _start(self) -> None:
-        plain = {
+        environment = {
             **os.environ,
             "WORLD_SIZE": str(self.world),
             "LOCAL_SIZE": str(self.world),
@@ -188,43 +185,21 @@ class Ranks:
             "DS_ACCELERATOR": "cpu",
             "TORCHDYNAMO_DISABLE": "1",
             "PYTHONUNBUFFERED": "1",
-            **({"PYTHONPATH": self.python_path} if self.python_path else {}),
+            "PYTHONPATH": os.pathsep.join(filter(None, [self.python_path, os.environ.get("PYTHONPATH")])),
         }
-        worker = str(self.worker)
-        common = _without_empty({**plain, **self._environment})
-        server: ForkServer | None = _server_for(worker, self.imports, _without_empty(plain))
-        others = server.differs_in(common)
-        if others:
-            server = None
-        if not self._environment.keys() >= set(others):
-            warnings.warn(f"ranks import for themselves, which takes long: {', '.join(others)} changed", stacklevel=2)
-        door = socket.create_server(
-            ("127.0.0.1", 0), backlog=128
-        )  # passed to rank 0, so that no other process gets the port
-        common["MASTER_PORT"] = str(door.getsockname()[1])
+        server = _server_for(self.imports, environment)
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
-        for rank in range(self.world):
-            read_end, write_end = os.pipe()
-            environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            doors = (door.fileno(),) if rank == 0 else ()
-            with self._logs[rank].open("wb") as log:
-                if server is not None:
-                    fds = [write_end, *(doors or ["-1"])]
-                    process = server.start(worker, fds, environment, self._folder.name, log.fileno(), has_stdin=True)
-                else:
-                    process = subprocess.Popen(
-                        [sys.executable, worker, str(write_end), str(door.fileno())],
-                        stdin=subprocess.PIPE,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=(write_end, *doors),
-                        env=environment,
-                        cwd=self._folder.name,
-                    )
-            self._processes.append(process)
-            os.close(write_end)
-            self._replies.append(os.fdopen(read_end, "rb", buffering=0))
-        door.close()
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as door:  # rank 0 gets it, so no other process can
+            environment["MASTER_PORT"] = str(door.getsockname()[1])
+            for rank in range(self.world):
+                read_end, write_end = os.pipe()
+                words = [write_end, door.fileno() if rank == 0 else "-1", self.host]
+                own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with self._logs[rank].open("wb") as log:
+                    started = server.start(WORKER, words, own, self._folder.name, log.fileno(), has_stdin=True)
+                self._processes.append(started)
+                os.close(write_end)
+                self._replies.append(os.fdopen(read_end, "rb", buffering=0))
         for answer in self._collect("start", START_DEADLINE_S):
             if "error" in answer:
                 self.stop()

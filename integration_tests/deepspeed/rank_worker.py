@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of `rank_harness.Ranks`: joins the group, then runs its commands, line by line. The script is a rank with
-DeepSpeed."""
+"""One rank of `rank_harness.Ranks`: joins the group, then runs its commands, line by line.
+
+Arguments: the descriptor of the replies, the socket of rank 0's store, and the name of the host."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _seed_the_cpu_alone() -> None:
         device.manual_seed_all = lambda seed: None
 
 
-def main(prepare: Callable[[], Any] | None = None, joined: Callable[[], Any] | None = None) -> None:
+def _main(prepare: Callable[[], Any], joined: Callable[[], Any]) -> None:
     """Runs the rank. Replies go to an inherited descriptor, so that any code may print.
 
     prepare: runs before torch's import; joined: runs after the rank has joined the group
@@ -70,15 +71,13 @@ def main(prepare: Callable[[], Any] | None = None, joined: Callable[[], Any] | N
         replies.flush()
 
     def start() -> None:
-        if prepare is not None:
-            prepare()
+        prepare()
         import torch
 
         torch.set_num_threads(1)
         _seed_the_cpu_alone()
         _join(int(sys.argv[2]))
-        if joined is not None:
-            joined()
+        joined()
 
     answer(start)
     for line in sys.stdin:
@@ -104,5 +103,17 @@ def _use_the_group() -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 
 
+def _import_megatron() -> None:
+    """Imports the shim, and makes Megatron fork the process that returns a checkpoint's results; a spawned one would
+    import torch again for each save. If writers are forks, as here, later releases also support a forked one
+    (`mp_mode`)."""
+    importlib.import_module("cpu_shim")
+    from torch import multiprocessing
+
+    context_of = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: context_of("fork" if method == "spawn" else method)
+
+
 if __name__ == "__main__":
-    main(_import_deepspeed, _use_the_group)
+    _prepare = {"deepspeed": _import_deepspeed, "megatron": _import_megatron}.get(sys.argv[3], lambda: None)
+    _main(_prepare, _use_the_group if sys.argv[3] == "deepspeed" else lambda: None)

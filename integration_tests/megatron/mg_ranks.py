@@ -23,14 +23,14 @@ EVERY = [*RELEASES, *(pytest.param(release, marks=pytest.mark.full) for release 
 class MegatronRanks(Ranks):
     """Ranks whose processes have the CPU shim and `release`."""
 
-    worker = HERE / "mg_rank_worker.py"
+    host = "megatron"
     imports = (
         *("torch", "cpu_shim", "megatron.core.transformer.moe.moe_layer", "megatron.core.dist_checkpointing"),
         *("megatron.core.models.gpt.gpt_layer_specs", "megatron.core.models.gpt.gpt_model"),
         *("megatron.core.distributed", "megatron.core.optimizer", "megatron.core.pipeline_parallel"),
     )
 
-    def __init__(self, world: int, release: str = OLDEST, **environment: str) -> None:
+    def __init__(self, world: int, release: str = OLDEST) -> None:
         folders = [str(HERE)]
         if release != OLDEST:
             folder = Path(sys.prefix) / f"megatron-{release}"
@@ -38,4 +38,4 @@ class MegatronRanks(Ranks):
                 pytest.fail(f"{folder} is missing: run third_party/setup/setup.sh test")
             folders.append(str(folder))
         self.python_path = os.pathsep.join(folders)
-        super().__init__(world, **environment)
+        super().__init__(world)

@@ -7,7 +7,8 @@ from rank_harness import Ranks
 
 
 class TransformersRanks(Ranks):
-    worker = Path(__file__).resolve().with_name("tf_rank_worker.py")
+    host = "transformers"
+    python_path = str(Path(__file__).resolve().parent)
     imports = (
         *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers"),
         *("transformers.trainer", "accelerate.state", "peft"),

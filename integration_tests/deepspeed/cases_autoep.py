@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: models with AutoEP layers, with stock DeepSpeed and through Sluice, in one process group."""
+"""Rank-side: models with AutoEP layers, with stock DeepSpeed and through Sluice, and with experts that move."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import types
 from typing import Any
@@ -12,9 +13,11 @@ import autoep_models as models
 import sluice
 import torch
 import torch.distributed as dist
+from cases_placement import SECTION, UNCLIPPED, checkpoint_files, still_and_moved
 from cases_traps import cross_loaded, errs
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
+from ds_models import go_home
 from sluice.adapters.deepspeed import swap
 from sluice.config import Options
 
@@ -136,3 +139,53 @@ def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
         return models.engine(model, models.expert_parallel("deepseek_v3"), sections[name], **config)
 
     return cross_loaded(make, one_step, folder, writer)
+
+
+# ---- experts that move between ranks, compared with a training in which none moves ----
+
+
+def moved_training(
+    kind: str,
+    steps: int,
+    every: int,
+    size: int = 2,
+    shape: dict[str, int] | None = None,
+    **how: Any,
+) -> list[dict[str, Any]]:
+    """Runs `still_and_moved` with AutoEP layers."""
+    training = functools.partial(models.train, kind, steps, SECTION, section={"autoep_size": size}, shape=shape)
+    return still_and_moved(training, steps, every, **how)
+
+
+def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
+    """Returns [unmoved, moved, reports] with the option "placement"."""
+    config = {**UNCLIPPED, **config}
+    reports: list[Any] = []
+
+    def settle(host: Any, step: int) -> None:
+        """Moves experts home before the last step: experts of a partitioned optimizer only move after updates."""
+        if step == steps - 1:
+            reports.extend(state["placement"] for state in host.sluice.stats()["layers"])
+            host.sluice.decider.close()
+            host.sluice.decider = None
+            go_home(host)
+
+    def favour(model: Any) -> None:
+        """Makes the router prefer the first rank's experts."""
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.moe.router.bias[: layer.moe.router.bias.shape[0] // 2] += 4.0
+
+    willing = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
+    still = models.train(kind, steps, SECTION, config=config, prepare=favour)
+    moved = models.train(kind, steps, {**SECTION, "placement": willing}, config=config, prepare=favour, before=settle)
+    return [still, moved, reports]
+
+
+def checkpoint_away(kind: str, folder: str, config: dict[str, Any]) -> Any:
+    """Runs `checkpoint_files` with AutoEP layers."""
+
+    def make(section: dict[str, Any] | None) -> Any:
+        return models.engine(models.build(kind), models.expert_parallel(kind), section, **{**UNCLIPPED, **config})
+
+    return checkpoint_files(make, one_step, folder)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, against stock."""
+"""Tests DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice: against stock, and with experts that move
+against none that moves."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 from rank_harness import Ranks
+from test_ds_deciding import SIZES, _reports
+from test_ds_placement import check_files, differ
 from test_ds_traps import check_told, cross_loaded
 
 HOST = importlib.util.find_spec("deepspeed")
@@ -178,19 +181,64 @@ def test_RankErrs_OthersLearnAndGoOn(ranks2: Ranks, how: str) -> None:
 
 # ---- other uses of a layer by the host ----
 
-CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "zero 0": {},
+ZERO = {
+    "f32": {},
     "zero 1": {"zero_optimization": {"stage": 1}},
     "zero 2": {"zero_optimization": {"stage": 2}},
-    "bf16": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+    "bf16": {"bf16": {"enabled": True}},
+    "zero 1, bf16": {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
 }
 
 
-@pytest.mark.parametrize("kind", _daily(CHECKPOINTS, "zero 1"))
-def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, kind: str) -> None:
-    contents = cross_loaded(ranks2, "cases_autoep:checkpoint", tmp_path, kind == "bf16", config=CHECKPOINTS[kind])
+@pytest.mark.parametrize("name", _daily(("f32", "zero 1", "zero 2", "zero 1, bf16"), "zero 1"))
+def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, name: str) -> None:
+    contents = cross_loaded(ranks2, "cases_autoep:checkpoint", tmp_path, "bf16" in name, config=ZERO[name])
     assert any("experts.w1" in key for keys in contents.values() for key in keys)
 
 
 def test_StatsDecisionsAndCopies_OfALayer(ranks2: Ranks) -> None:
     assert ranks2.run("cases_autoep:numbers") == [["sluice", "sluice"]] * 2
+
+
+# ---- experts that move between ranks ----
+
+
+def _trainings() -> list[Any]:
+    """Returns parameters: the ranks, the model, the configuration, the number of steps and of steps between moves."""
+    every = [(2, "stacked", name, 14, 3) for name in ZERO] + [(4, "looped", name, 9, 2) for name in ("f32", "zero 2")]
+    often = [(2, kind, name, 201, 4) for kind in ("stacked", "deepseek_v3") for name in ZERO]
+    daily = (every[0], every[4], every[5])
+    return [pytest.param(*each, marks=() if each in daily else pytest.mark.full) for each in every + often]
+
+
+@pytest.mark.parametrize(("world", "kind", "name", "steps", "every"), _trainings())
+def test_Move_EveryFewSteps_HasTheBitsOfNone(
+    request: pytest.FixtureRequest, world: int, kind: str, name: str, steps: int, every: int
+) -> None:
+    case = {"kind": kind, "steps": steps, "every": every, "config": ZERO[name]}
+    answers = request.getfixturevalue(f"ranks{world}").run("cases_autoep:moved_training", **case)
+    assert differ(answers) == []
+    assert all(still["losses"][-1] != still["losses"][0] for still, _ in answers)
+
+
+@pytest.mark.parametrize(("world", "chosen", "stage"), SIZES)
+def test_Move_OfEachSize_HasTheBitsOfNone(request: pytest.FixtureRequest, world: int, chosen: int, stage: int) -> None:
+    case = {"shape": {"experts": max(8, 2 * world), "chosen": chosen}, "size": world, "kind": "stacked"}
+    case |= {"steps": 8, "every": 2, "config": {"zero_optimization": {"stage": stage}}}
+    answers = request.getfixturevalue(f"ranks{world}").run("cases_autoep:moved_training", **case)
+    assert differ(answers) == []
+    assert all(still["losses"][-1] != still["losses"][0] for still, _ in answers)
+
+
+@pytest.mark.parametrize("name", _daily(ZERO, "f32"))
+def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+    answers = ranks2.run("cases_autoep:decided", kind="stacked", steps=14, config=ZERO[name])
+    reports = _reports(answers)
+    assert any(report["moved_experts"] >= 2 for report in reports), reports
+    assert differ([answer[:2] for answer in answers]) == []
+
+
+@pytest.mark.parametrize("name", ["f32", "zero 1, bf16", pytest.param("zero 2", marks=pytest.mark.full)])
+def test_Checkpoint_WhileExpertsAreAway_IsThatOfNone(ranks2: Ranks, tmp_path: Path, name: str) -> None:
+    answers = ranks2.run("cases_autoep:checkpoint_away", kind="looped", folder=str(tmp_path), config=ZERO[name])
+    check_files(answers, "expert", 0.02 if "bf16" in name else 1e-5)

@@ -13,9 +13,12 @@ from unittest.mock import patch
 import deepspeed
 import ds_models
 import pipe_models as models
+import sluice
 import torch
+from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.runtime.pipe import p2p
 from sluice.adapters.deepspeed.pipeline import stage_module
+from sluice.errors import InvalidArgument
 
 MICRO_BATCHES = 4
 
@@ -74,7 +77,9 @@ class Job:
         section: dict[str, Any] | None = None,
         net: Any = None,
         parts: Any = None,
+        is_filtered: bool = True,
     ) -> None:
+        """is_filtered: the optimizer gets only the trainable parameters."""
         self.kind, self.stages, self.varied = kind, stages, varied
         self.dtype = getattr(torch, dtype)
         net = models.module(kind, stages, parts, **(module or {})) if net is None else net
@@ -84,9 +89,10 @@ class Job:
             **({} if dtype == "float32" else {"bf16": {"enabled": True}}),
             **(config or {}),
         }
-        if pipeline is not None:
-            values["sluice"] = {"enabled": True, "timeout": 60, "pipeline": pipeline, **(section or {})}
-        parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        if pipeline is not None or section is not None:
+            stages_section = {} if pipeline is None else {"pipeline": pipeline}
+            values["sluice"] = {"enabled": True, "timeout": 60, **stages_section, **(section or {})}
+        parameters = [each for each in net.parameters() if each.requires_grad or not is_filtered]
         self.engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=values)
 
     def data(self, step: int, count: int = MICRO_BATCHES) -> Any:
@@ -213,3 +219,76 @@ def _in_one_process(steps: int, kind: str) -> list[float]:
         optimizer.zero_grad()
         losses.append(float(total / MICRO_BATCHES))
     return losses
+
+
+# ---- MoE layers in the stages ----
+
+
+def with_experts(steps: int, section: dict[str, Any] | None, **job: Any) -> dict[str, Any]:
+    """Trains a pipe of the kind "moe" by stock (without a section) or through Sluice, whose section may have no
+    "pipeline". Returns also norms of the parameters, the most outstanding forwards of the first MoE layer, and what is
+    said of the MoE layers."""
+    outstanding = {"now": 0, "most": 0}
+    options = None if section is None else {"chunks": 2, **section}
+    pipeline = None if options is None else options.pop("pipeline", None)
+
+    def before(made: Job, step: int) -> None:
+        if step == 0:
+            _watch_outstanding(made.engine.module, outstanding)
+
+    def at_end(made: Job) -> dict[str, Any]:
+        found = {name: float(tensor.detach().double().norm()) for name, tensor in made.engine.module.named_parameters()}
+        return {"norms": found, "most_outstanding": outstanding["most"], **_said_of_experts(made.engine)}
+
+    return trained(steps, pipeline, before, at_end, (), Job, kind="moe", section=options, **job)
+
+
+def parity_with_experts(steps: int, section: dict[str, Any], **job: Any) -> list[dict[str, Any]]:
+    """Returns [stock, through Sluice]. A stage without experts makes no expert groups, and torch counts groups on each
+    rank separately: with such a stage a process cannot make a second engine, also with stock."""
+    return [with_experts(steps, each, **job) for each in (None, section)]
+
+
+def _said_of_experts(engine: Any) -> dict[str, Any]:
+    kinds = [type(each).__name__ for each in engine.module.modules() if isinstance(each, MOELayer)]
+    if not hasattr(engine, "sluice"):
+        return {"kinds": kinds}
+    stats = engine.sluice.stats()
+
+    def asked(given: Any) -> Any:
+        """Returns the output of `sluice.stats`, or the text of an error, because the other stages continue."""
+        try:
+            sluice.decisions(given)
+            return sluice.stats(given)
+        except InvalidArgument as error:
+            return error.message
+
+    return {
+        "kinds": kinds,
+        "asked": [asked(given) == stats for given in (engine, engine.module)],
+        "computed_by": [each["computed_by"] for each in stats["layers"]],
+        "plans": [each.get("plan") for each in stats["layers"]],
+        "peak_bytes": max((each["peak_bytes"] for each in stats["contexts"]), default=0),
+    }
+
+
+def _watch_outstanding(module: Any, seen: dict[str, int]) -> None:
+    """Counts the outstanding forwards of the first MoE layer of `module`, now and at most."""
+
+    def entered(_module: Any, _inputs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        seen["now"] += 1
+        seen["most"] = max(seen["most"], seen["now"])
+        left: list[None] = []  # the hook runs when the backward begins, and again if the graph is walked again
+
+        def leaves(_gradient: torch.Tensor) -> None:
+            seen["now"] -= not left
+            left.append(None)
+
+        output.register_hook(leaves)
+
+    for each in module.modules():
+        if isinstance(each, MOELayer):
+            each.register_forward_hook(entered)
+            break

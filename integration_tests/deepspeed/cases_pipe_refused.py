@@ -13,17 +13,11 @@ import ds_models
 import pipe_models as models
 import torch
 import torch.distributed as dist
-from cases_pipe import MICRO_BATCHES, Job
+from cases_pipe import MICRO_BATCHES, Job, unclipped
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
-
-
-def _initialize(net: Any, section: dict[str, Any]) -> Any:
-    values = ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES)
-    values["sluice"] = {"enabled": True, "timeout": 60, "pipeline": {}, **section}
-    return deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=values)[0]
 
 
 class _OwnEngine(PipelineEngine):
@@ -49,7 +43,7 @@ def refused(what: str, section: dict[str, Any]) -> str:
         net = PipelineModule(layers, num_stages=dist.get_world_size(), loss_fn=models.loss)
     kind = _OwnEngine if what == "own engine" else PipelineEngine
     with patch.object(deepspeed, "PipelineEngine", kind):
-        engine = _initialize(net, section)
+        engine = Job("plain", 1, {}, section=section, net=net).engine
     assert engine.sluice.pipeline is None
     assert "_exec_schedule" not in vars(engine)
     return "stays"
@@ -57,38 +51,29 @@ def refused(what: str, section: dict[str, Any]) -> str:
 
 def differ(section: list[dict[str, Any]]) -> str:
     """Returns the error when ranks have different "pipeline" sections."""
-    net = models.module("plain", dist.get_world_size())
-    _initialize(net, {"pipeline": section[dist.get_rank()]})
+    Job("plain", dist.get_world_size(), section[dist.get_rank()])
     return "none"
 
 
-def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
-    """Returns [error, losses, bytes sent] of a pipeline with frozen layers. later: layers freeze after the start.
-    is_filtered: the optimizer gets only trainable parameters."""
+def frozen(kind: str, later: bool = False, **job: Any) -> list[Any]:
+    """Returns [error, losses, bytes sent] of a pipeline with frozen layers. later: layers freeze after the start."""
     made: list[Any] = [[], 0]
 
     def train() -> None:
-        net = models.module("plain" if later else kind, dist.get_world_size())
-        given = [parameter for parameter in net.parameters() if parameter.requires_grad or not is_filtered]
-        values = ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES)
-        values.update({"gradient_clipping": 0.0, "sluice": {"enabled": True, "timeout": 60, "pipeline": {}}, **config})
-        engine = deepspeed.initialize(model=net, model_parameters=given, config=values)[0]
+        one = unclipped({}, kind="plain" if later else kind, stages=2, **{"is_filtered": False, **job})
         if later:
-            for name, layer in net.named_children():
+            for name, layer in one.engine.module.named_children():
                 layer.requires_grad_(name not in kind.split())
-        dtype = torch.bfloat16 if "bf16" in config else torch.float32
-        made[0] = [float(engine.train_batch(models.batches(kind, 2, MICRO_BATCHES, step, dtype))) for step in range(3)]
-        made[1] = engine.sluice.pipeline.stats()["bytes_sent"]
+        made[:] = one.train(range(3)), one.engine.sluice.pipeline.stats()["bytes_sent"]
 
     return [ds_models.said(train), *made]
 
 
 def one_stage() -> list[float]:
     """Returns losses of a pipeline with one stage, which the host runs, because there is nothing to overlap."""
-    net = models.module("plain", 1)
-    engine = _initialize(net, {})
-    assert engine.sluice.pipeline is None
-    return [float(engine.train_batch(models.batches("plain", 1, MICRO_BATCHES, 0, torch.float32)))]
+    made = Job("plain", 1, {})
+    assert made.engine.sluice.pipeline is None
+    return made.train(range(1))
 
 
 # ---- batches that fail ----

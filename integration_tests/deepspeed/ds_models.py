@@ -116,18 +116,22 @@ def _moe(options: dict[str, Any]) -> MoE:
     return MoE(WIDTH, expert(options.pop("expert", "relu")), **{"num_experts": 4, "ep_size": 2, **options})
 
 
+def fill_experts(moe: MoE) -> None:
+    """Fills experts with numbers that depend on their global numbers alone."""
+    experts = moe.deepspeed_moe.experts.deepspeed_experts
+    for index, expert in enumerate(experts):
+        generator = torch.Generator().manual_seed(1000 + (dist.get_rank() % moe.ep_size) * len(experts) + index)
+        with torch.no_grad():
+            for parameter in expert.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+
+
 def build(layers: list[dict[str, Any]], checkpointing: str | None = None, seed: int = 0) -> Model:
     """Returns the same model on every call. Experts differ by their global number."""
     torch.manual_seed(seed)
     model = Model(layers, checkpointing)
-    rank = dist.get_rank()
     for moe in model.moes:
-        experts = moe.deepspeed_moe.experts.deepspeed_experts
-        for index, module in enumerate(experts):
-            generator = torch.Generator().manual_seed(1000 + (rank % moe.ep_size) * len(experts) + index)
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        fill_experts(moe)
         with torch.no_grad():
             moe.deepspeed_moe.gate.wg.weight.mul_(4)  # sharper gates, for unequal counts and drops
     return model

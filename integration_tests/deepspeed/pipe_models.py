@@ -6,6 +6,7 @@ import random
 import time
 from typing import Any, ClassVar
 
+import ds_models
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -93,15 +94,44 @@ class Experts(nn.Module):
         super().__init__()
         expert = nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH))
         self.moe = MoE(WIDTH, expert, num_experts=4, ep_size=ep_size, k=2, top2_2nd_expert_sampling=False)
-        count = 4 // ep_size
-        for index, each in enumerate(self.moe.deepspeed_moe.experts.deepspeed_experts):
-            generator = torch.Generator().manual_seed(1000 + dist.get_rank() % ep_size * count + index)
-            with torch.no_grad():
-                for parameter in each.parameters():
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        ds_models.fill_experts(self.moe)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.moe(x)[0]
+
+
+# Data between the stages of the kind "moe": hidden rows, and the gates' losses so far as [1].
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+class MoeBlock(nn.Module):
+    """DeepSpeed's MoE of ds_models, or without options a dense layer, between the ends of the kind "moe"."""
+
+    def __init__(self, options: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.moe = None if options is None else ds_models._moe(dict(options))
+        self.linear = nn.Linear(ds_models.WIDTH, ds_models.WIDTH) if options is None else None
+
+    def forward(self, state: State) -> State:
+        h, aux = state
+        if self.moe is None:
+            return h + torch.tanh(self.linear(h)), aux
+        out, own, _ = self.moe(h)
+        return h + out, aux + 0.01 * own
+
+
+class MoeEnd(nn.Module):
+    """The first or the last layer of the kind "moe"."""
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.is_first, self.linear = is_first, nn.Linear(ds_models.WIDTH, ds_models.WIDTH)
+
+    def forward(self, state: Any) -> State:
+        if not self.is_first:
+            return self.linear(state[0]), state[1]
+        h = torch.tanh(self.linear(state))
+        return h, h.new_zeros(1) + 0.0 * h.sum()  # with a graph: each received tensor gets a gradient
 
 
 class Words(nn.Module):
@@ -162,17 +192,19 @@ def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _layers(kind: str, stages: int = 4) -> list[Any]:
-    if kind == "words":
-        return [LayerSpec(Words), *(LayerSpec(Reader) for _ in range(4)), LayerSpec(Head)]
+    plain: dict[str, list[type[nn.Module]]] = {
+        "words": [Words, *[Reader] * 4, Head],
+        "slow ones first": [*[Slow] * 2, *[Block] * 4],
+        "slow backwards first": [*[SlowBackward] * 2, *[Block] * 4],
+        "between experts": [Block, Experts, Block, Block, Experts, Block],
+    }
+    if kind in plain:
+        return [LayerSpec(each) for each in plain[kind]]
     if kind == "ends tied":  # both tied layers are in the first stage
         ends = [TiedLayerSpec("ends", Tied, tied_weight_attr="weight") for _ in range(2)]
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
-    if kind == "slow ones first":
-        return [*(LayerSpec(Slow) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
     if kind == "switched":
         return [LayerSpec(Switched, number) for number in range(6)]
-    if kind == "slow backwards first":
-        return [*(LayerSpec(SlowBackward) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
     if kind == "slow frozen ones first":
         return [LayerSpec(each, is_frozen=at < 2) for at, each in enumerate((Slow, Slow, Slow, Slow, Block, Block))]
     if kind.startswith("frozen "):  # "frozen 0 1 2"
@@ -217,10 +249,13 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
            "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "of two widths":
-           another width on the second stage; "as modules", not specs), or some of "dropout", "tied", "delays",
+           another width on the second stage; "as modules", not specs), "between experts" (on both sides of layers
+           2 and 3 of six), "moe" (with `blocks`, in the options), or some of "dropout", "tied", "delays",
            "deep" (two layers per stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """
+    if kind == "moe":
+        return _moe_module(stages=stages, **options)
     torch.manual_seed(0)
     Cut.parts_wanted = parts
     return Cut(
@@ -228,16 +263,33 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
     )
 
 
-def batches(kind: str, stages: int, count: int, step: int, dtype: torch.dtype, varied: bool = False) -> Any:
-    """Yields the data of the first and last stages, the same on all ranks of one pipe.
+def _moe_module(blocks: list[dict[str, Any] | None], stages: int, **options: Any) -> PipelineModule:
+    """Returns a pipe with these blocks, of ds_models, between two dense layers. Experts differ, and are the same in
+    every run."""
+    torch.manual_seed(0)
+    layers = [MoeEnd(True), *map(MoeBlock, blocks), MoeEnd(False)]
+    for layer in layers:
+        if getattr(layer, "moe", None) is not None:
+            ds_models.fill_experts(layer.moe)
 
-    varied: micro-batches have different lengths.
-    """
+    def moe_loss(outputs: State, target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(outputs[0], target, reduction="sum") / 64 + outputs[1].sum()
+
+    return PipelineModule(layers, num_stages=stages, loss_fn=moe_loss, partition_method="uniform", **options)
+
+
+def batches(kind: str, stages: int, count: int, step: int, dtype: torch.dtype, varied: bool = False) -> Any:
+    """Yields the data of the first and last stages, the same on all ranks of one pipe. varied: micro-batches have
+    different lengths."""
     pipe = dist.get_rank() % (dist.get_world_size() // stages)
     for micro in range(count):
         generator = torch.Generator().manual_seed(10_000 * (pipe + 1) + 100 * step + micro)
         length = 4 + (step + 3 * micro) % 5 if varied else 6
         shape = (ROWS, length)
+        if kind == "moe":
+            x = torch.randn(*ds_models.TOKENS, ds_models.WIDTH, generator=generator) + 0.3
+            yield x.to(dtype), torch.roll(x, 1, dims=-1).sin()
+            continue
         if kind == "words":
             x = torch.randint(WORDS, shape, generator=generator)
         else:

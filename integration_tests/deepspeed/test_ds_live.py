@@ -52,6 +52,10 @@ MOVED: dict[str, dict[str, Any]] = {
     "replicas": {"kind": "tied"},
     "replicas, run 2": {"kind": "tied", "run": 2},
     **{f"replicas, {name}": {"run": 2, **job} for name, job in SUMS.items()},
+    "replicas, between MoE layers": {
+        **{"kind": "between experts", "section": {**PROMISES_BITS, "chunks": 2}},
+        "through": [[0, 2, 6], [0, 4, 6]],
+    },
     "four stages": {"steps": 16, "stages": 4, "kind": "deep"},
     "four stages, run 2": {"steps": 16, "stages": 4, "kind": "deep", "run": 2},
 }
@@ -233,6 +237,7 @@ def test_ACheckpointThatIsLoaded_CancelsWhatIsOnItsWay(pipe2: Ranks, to: list[in
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tied": ({"kind": "ends tied"}, "tied to others by 'ends'"),
+    "MoE layer": ({"kind": "experts alone"}, "layer 2 holds a MoE layer, whose ranks meet in each micro-batch"),
     "under way": ({"twice": True}, "layers are being moved"),
     "unknown buffers": ({"buffers": "unknown"}, "no batch has shown"),
     "written buffers": ({"buffers": "written"}, "a buffer that forwards write"),

@@ -133,9 +133,10 @@ def test_MoeLayers_UnderAnAdaptivePlan_MoveBetweenBatchesWithTheBitsOfNone(pipe2
     ids=["other groups", "memory_budget"],
 )  # fmt: skip
 def test_MoeLayers_ThatCannotMove_StayUnderAnAdaptivePlan(pipe2x2: Ranks, job: dict[str, Any]) -> None:
-    """Layer 2 stays, so layer 1 cannot pass it."""
-    for _, moved in pipe2x2.run("cases_moves:decided", seconds=[5.0, *[1.0] * 5], stages=2, kind="experts", **job):
-        assert moved["parts"] == [0, 3, 6] and moved["layers"]["moves"] == 0
+    """MoE layer 1 stays, and only layer 2, which has no experts, leaves the slow stage."""
+    case = {"seconds": [5.0, *[1.0] * 5], "stages": 2, "kind": "between experts"}
+    for _, moved in pipe2x2.run("cases_moves:decided", **case, **job):
+        assert moved["parts"] == [0, 2, 6] and moved["layers"]["moves"] == 1
         assert "refused" not in moved["layers"] and moved["layers"]["verdict"] == "no_gain", moved["layers"]
 
 

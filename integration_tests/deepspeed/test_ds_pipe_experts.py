@@ -65,32 +65,38 @@ def _compare(answers: list[Any], outstanding: list[int] | None = None) -> None:
             assert stock["most_outstanding"] == swapped["most_outstanding"] == outstanding[rank], rank
 
 
+def _parity(ranks: Ranks, section: Any, blocks: list[Any], stages: int = 2, target: str = "parity_", **job: Any) -> Any:
+    return ranks.run(
+        f"cases_pipe:{target}with_experts", section=section, module={"blocks": blocks}, stages=stages, **job
+    )
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_Experts_InEveryStage_LossesAsStock(request: pytest.FixtureRequest, case: str) -> None:
-    job = {"blocks": [BLOCK, BLOCK], "ranks": "pipe2x2", "outstanding": None, "steps": 4, **CASES[case]}
+    job = {"blocks": [BLOCK, BLOCK], "ranks": "pipe2x2", "outstanding": None, "steps": 4, "sluice": {}, **CASES[case]}
     if "config" in job:
         old_host_fails(CHECKPOINTING, hangs=True)
-    fixture, outstanding = job.pop("ranks"), job.pop("outstanding")
-    ranks = request.getfixturevalue(fixture)
-    answers = ranks.run("cases_pipeline:parity", stages=4 if fixture == "pipe4" else 2, **job)
+    fixture, outstanding, section = job.pop("ranks"), job.pop("outstanding"), job.pop("sluice")
+    answers = _parity(
+        request.getfixturevalue(fixture), section, job.pop("blocks"), 4 if fixture == "pipe4" else 2, **job
+    )
     _compare(answers, outstanding)
-    section = job.get("sluice", {})
     for rank, (stock, swapped) in enumerate(answers):
         assert stock["kinds"], rank
         if "memory_budget" in section:
             assert 0 < swapped["peak_bytes"] <= BUDGET, rank
         if "pipeline" in section:
-            assert swapped["pipeline"]["num_batches"] == 4 and swapped["pipeline"]["messages_sent"] > 0
+            stats = swapped["stats"]
+            assert stats["num_batches"] == 4 and stats["messages_sent"] > 0
             assert 0 < swapped["most_outstanding"] <= 4
-            assert (swapped["pipeline"].get("weights_later", 0) > 0) == ("separate_wgrad" in section["pipeline"]), rank
+            assert (stats.get("weights_later", 0) > 0) == ("separate_wgrad" in section["pipeline"]), rank
 
 
 def test_ExpertsInTheSecondStageAlone_ItsFirstRankSaysTheBannerAndTheOtherHasNoNumbers() -> None:
     sides, banners = [], []
-    for with_sluice in (False, True):
+    for section in (None, {}):
         with Ranks(4) as ranks:
-            blocks = [None, {"ep_size": 2, "k": 1}]
-            sides.append(ranks.run("cases_pipeline:once", blocks=blocks, stages=2, steps=3, with_sluice=with_sluice))
+            sides.append(_parity(ranks, section, [None, {"ep_size": 2, "k": 1}], target="", steps=3))
             said = [ranks.output(rank).splitlines() for rank in range(4)]
         banners.append([[line for line in lines if "MoE layers run on Sluice" in line] for lines in said])
     _compare(list(zip(*sides)), [0, 0, 1, 1])
@@ -116,39 +122,7 @@ def test_TwoStages_PlanWithMoeLayers_EachRunsUnderItsOwn(pipe2x2: Ranks, tmp_pat
     layers[2] |= {"kind": "mixed", "moe": kept}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"form": 1, "fits": True, "stages": [{"bytes": 1}] * 2, "layers": layers}))
-    pipeline = {"policy": "1f1b", "plan": str(path)}
-    sluice = {"chunks": None, "pipeline": pipeline}
-    answers = pipe2x2.run("cases_pipeline:parity", blocks=[BLOCK, BLOCK], stages=2, steps=3, sluice=sluice)
+    section = {"chunks": None, "pipeline": {"policy": "1f1b", "plan": str(path)}}
+    answers = _parity(pipe2x2, section, [BLOCK, BLOCK], steps=3)
     _compare(answers)
     assert sorted(str(each["plans"]) for _, each in answers) == sorted([str([MOE])] * 2 + [str([kept])] * 2)
-
-
-AROUND = [BLOCK, None, None, BLOCK]
-
-
-@pytest.mark.parametrize("live", [False, True], ids=["between batches", "during a batch"])
-def test_TwoStages_LayersBetweenMoeLayersMove_AndMoeLayersNotDuringABatch(pipe2x2: Ranks, live: bool) -> None:
-    """The plain layers 2 and 3 go to the other stage and back. During a batch a MoE layer stays, and the error names
-    it."""
-    job: dict[str, Any] = {"moves": {"1": [0, 2, 6], "3": [0, 4, 6], "5": [0, 3, 6]}, "live": live, "stages": 2}
-    job |= {
-        "refused": [[0, 1, 6], [0, 5, 6]] if live else [],
-        "sluice": {"pipeline": {"policy": "1f1b", "in_flight": 2}},
-    }
-    for still, moved, said in pipe2x2.run("cases_pipeline:moving", blocks=AROUND, **job):
-        assert moved["losses"] == pytest.approx(still["losses"], rel=1e-6)
-        assert moved["norms"] == pytest.approx(still["norms"], rel=1e-6)
-        assert moved["computed_by"] == ["sluice"] and moved["parts"] == [0, 3, 6]
-        assert len(said) == (12 if live else 0)
-        for text, layer in zip(said, [1, 4] * 6):
-            assert f"layer {layer} holds a MoE layer, whose ranks meet in each micro-batch" in text, text
-        assert sum(moved["pipeline"]["live"][name] for name in ("in_batch", "at_flush")) == (4 if live else 0)
-
-
-def test_TwoStages_AdaptivePlan_MovesLayersAroundMoeLayers(pipe2x2: Ranks) -> None:
-    """With a slow first layer, the second layer would move to the other stage if its MoE layer had no hooks."""
-    job: dict[str, Any] = {"moves": {}, "refused": [], "live": False, "stages": 2, "seconds": [9.0, *[1.0] * 5]}
-    job["sluice"] = {"pipeline": {"policy": "1f1b", "plan": "adaptive"}}
-    for still, moved, _ in pipe2x2.run("cases_pipeline:moving", blocks=AROUND, **job):
-        assert moved["losses"] == pytest.approx(still["losses"], rel=1e-6)
-        assert moved["parts"] == [0, 2, 6] and "refused" not in moved["pipeline"]["layers"]

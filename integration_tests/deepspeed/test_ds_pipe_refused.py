@@ -28,13 +28,12 @@ def test_Refused_ByName_OrLeftToTheHost(fresh2: Ranks, what: str) -> None:
 
 
 ZERO1 = {"zero_optimization": {"stage": 1}}
-BF16 = {"bf16": {"enabled": True}}
 NONE = "has no trainable parameter"
 # Frozen layers (of six on two stages), how, and the error, or "" for a pipeline that trains.
 FROZEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "first, zero 1": ("frozen 0 1 2", {"config": ZERO1}, f"stage 0 (layers 0 to 2) {NONE}, and DeepSpeed's"),
     "last, zero 1": ("frozen 3 4 5", {"config": ZERO1}, f"stage 1 (layers 3 to 5) {NONE}, and DeepSpeed's"),
-    "last, bf16": ("frozen 3 4 5", {"config": BF16}, f"stage 1 (layers 3 to 5) {NONE}, and DeepSpeed's"),
+    "last, bf16": ("frozen 3 4 5", {"dtype": "bfloat16"}, f"stage 1 (layers 3 to 5) {NONE}, and DeepSpeed's"),
     "last, clipped": (
         *("frozen 3 4 5", {"config": {"gradient_clipping": 1.0}}),
         'parameter, and "gradient_clipping" needs a gradient',
@@ -49,7 +48,7 @@ FROZEN: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", FROZEN)
 def test_FrozenStage_TrainsOrIsRefusedByNameOnAllRanksBeforeTraining(fresh2: Ranks, what: str) -> None:
     kind, how, words = FROZEN[what]
-    answers = fresh2.run("cases_pipe_refused:frozen", **{"kind": kind, "config": {}, **how})
+    answers = fresh2.run("cases_pipe_refused:frozen", kind=kind, **how)
     for said, losses, _ in answers:
         if words:
             assert said.startswith("UnsupportedError") and words in said and not losses, said

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
-import cases_pipeline
 import ds_pairs
 import pipe_models
 import torch
@@ -39,18 +38,18 @@ def _linears(layer: torch.nn.Module) -> list[torch.nn.Module]:
     return [part for name, part in named if isinstance(part, torch.nn.Linear) and "gate" not in name]
 
 
+def _kind(row: dict[str, str]) -> str:
+    """Returns the kind of model in pipe_models."""
+    return {"blocks": "plain", "experts": "moe"}.get(row["model"], row["model"])
+
+
 def _net(row: dict[str, str], seed: int) -> Any:
-    repeats: dict[str, Any] = {}
-    if row["checkpointing"] != "norepeat":
-        repeats = {"activation_checkpoint_interval": 1}
+    options: dict[str, Any] = {} if row["checkpointing"] == "norepeat" else {"activation_checkpoint_interval": 1}
     if row["model"] == "experts":
-        net = cases_pipeline._module([{"ep_size": 1, "k": 2}, None, {"ep_size": 1}], STAGES)
-        net.activation_checkpoint_interval = repeats.get("activation_checkpoint_interval", 0)
-    else:
-        kind = {"blocks": "plain"}.get(row["model"], row["model"])
-        net = pipe_models.module(
-            kind, STAGES, **repeats, **({"dynamic_shape": True} if row["sizes"] == "varied" else {})
-        )
+        options["blocks"] = [{"ep_size": 1, "k": 2}, None, {"ep_size": 1}]
+    elif row["sizes"] == "varied":
+        options["dynamic_shape"] = True
+    net = pipe_models.module(_kind(row), STAGES, **options)
     own = [layer for layer in net.forward_funcs if isinstance(layer, torch.nn.Module) and list(layer.parameters())]
     frozen = {
         "trained": lambda: [],
@@ -79,11 +78,7 @@ def _engine(row: dict[str, str], section: dict[str, Any] | None, seed: int) -> A
 
 def _data(row: dict[str, str], step: int, count: int) -> Any:
     dtype = torch.bfloat16 if row["dtype"] == "bf16" else torch.float32
-    if row["model"] == "experts":
-        batches = cases_pipeline._batches(STAGES, count, step)
-        return ((x.to(dtype), target) for x, target in batches)
-    kind = {"blocks": "plain"}.get(row["model"], row["model"])
-    return pipe_models.batches(kind, STAGES, count, step, dtype, row["sizes"] == "varied")
+    return pipe_models.batches(_kind(row), STAGES, count, step, dtype, row["sizes"] == "varied")
 
 
 def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:

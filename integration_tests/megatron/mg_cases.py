@@ -10,6 +10,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cpu_shim
@@ -360,23 +361,41 @@ def split_experts(policy: str) -> dict[str, Any]:
         parallel_state.destroy_model_parallel()
 
 
+def _die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _told(host: mg_models.Host, microbatches: int = 2) -> dict[str, Any]:
+    """Returns the error of a step, and how soon it came."""
+    began = time.monotonic()
+    return {"said": _said(lambda: host.train(1, microbatches)), "s": time.monotonic() - began}
+
+
 def dies_in_training(where: str) -> dict[str, Any]:
-    """Kills rank 1 in the forward or backward of the second step, and returns rank 0's error, and how soon it came."""
+    """Kills rank 1 in the forward or backward of the second step."""
     host = mg_models.Host(2, "decorated", {"gemm": "host"})
     host.train(1)
-
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
     if dist.get_rank() == 1:
         first, second = moe_layers(host.model)
         if where == "forward":
-            second.register_forward_pre_hook(die)
+            second.register_forward_pre_hook(_die)
         else:  # after the second layer's backward
-            first.register_full_backward_pre_hook(die)
-    began = time.monotonic()
-    said = _said(lambda: host.train(1))
-    return {"said": said, "s": time.monotonic() - began}
+            first.register_full_backward_pre_hook(_die)
+    return _told(host)
+
+
+def dies_in_a_stage(folder: str) -> dict[str, Any]:
+    """Kills rank 3, of the last of two stages, in the second step. A rank that gets an error ends, as a script would;
+    rank 2, of the same stage, writes its error into the folder, the others return theirs."""
+    host = mg_models.Host(2, "decorated", {"gemm": "host"}, stages=2, num_layers=4)
+    host.train(1, microbatches=4)
+    if dist.get_rank() == 3:
+        moe_layers(host.model)[0].register_forward_pre_hook(_die)
+    told = _told(host, 4)
+    if dist.get_rank() == 2:
+        (Path(folder) / "told").write_text(told["said"])
+        os._exit(1)
+    return told
 
 
 # ---- Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library ----

@@ -98,21 +98,45 @@ def spec_of(config: TransformerConfig, how: str, options: dict[str, Any], **part
     return stock if how == "stock" else ours.with_sluice(stock, **options)
 
 
-def model_of(ep: int, how: str = "stock", options: dict[str, Any] | None = None, **changes: Any) -> GPTModel:
-    """Returns a model whose weights depend on their global names alone."""
-    groups(ep)
+def parts_of(
+    ep: int,
+    how: str = "stock",
+    options: dict[str, Any] | None = None,
+    stages: int = 1,
+    parts: int | None = None,
+    **changes: Any,
+) -> list[GPTModel]:
+    """Returns this rank's parts of a model whose weights depend on their global names alone. parts: see `groups`"""
+    groups(ep, stages, parts)
     forget_aux_losses()
     model_parallel_cuda_manual_seed(1234)
-    config = config_of(ep, **changes)
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=spec_of(config, how, options or {}),
-        vocab_size=VOCABULARY,
-        max_sequence_length=SEQUENCE,
-        position_embedding_type="learned_absolute",
-    )
-    fill(model, ep)
-    return model
+    # Two stages send and receive at once: the host's interleaved schedule then needs its sends one by one.
+    overlap = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if parts else {}
+    sizes = {"pipeline_model_parallel_size": stages, "virtual_pipeline_model_parallel_size": parts}
+    config = config_of(ep, **sizes, **overlap, **changes)
+    found = []
+    for number in range(parts or 1):
+        part = {"vp_stage": number} if parts else {}
+        where = {"ignore_virtual": False, **part} if parts else {}
+        found.append(
+            GPTModel(
+                config=config,
+                transformer_layer_spec=spec_of(config, how, options or {}, **part),
+                vocab_size=VOCABULARY,
+                max_sequence_length=SEQUENCE,
+                pre_process=parallel_state.is_pipeline_first_stage(**where),
+                post_process=parallel_state.is_pipeline_last_stage(**where),
+                position_embedding_type="learned_absolute",
+                **part,
+            )
+        )
+        fill(found[-1], ep)
+    return found
+
+
+def model_of(ep: int, how: str = "stock", options: dict[str, Any] | None = None, **changes: Any) -> GPTModel:
+    """Returns a whole model."""
+    return parts_of(ep, how, options, **changes)[0]
 
 
 def forget_aux_losses() -> None:
@@ -215,7 +239,8 @@ def optimizer_of(parts: list[Any], config: Any, ddp: DistributedDataParallelConf
 
 
 class Host:
-    """A model in Megatron's DDP with Megatron's optimizer."""
+    """A model, or the parts of a stage, in Megatron's DDP with Megatron's optimizer. changes: also `stages` and `parts`
+    of `parts_of`"""
 
     def __init__(
         self,
@@ -226,24 +251,30 @@ class Host:
         clip: float = 1.0,
         **changes: Any,
     ) -> None:
-        self.model = model_of(ep, how, options, **changes)
-        self.ep = ep
-        self.config = self.model.config
-        inner = Float16Module(self.config, self.model) if self.config.bf16 else self.model
+        models = parts_of(ep, how, options, **changes)
+        self.model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
+        self.config = config = models[0].config
         ddp_config = DistributedDataParallelConfig(**{"average_in_collective": False, **(ddp or {})})
-        self.ddp = DistributedDataParallel(self.config, ddp_config, inner)
-        self.parts = [self.ddp]
-        self.config.finalize_model_grads_func = finalize_model_grads
-        self.config.no_sync_func = self.ddp.no_sync
+        inner = [Float16Module(config, model) if config.bf16 else model for model in models]
+        self.parts = [DistributedDataParallel(config, ddp_config, model) for model in inner]
+
+        def of_parts(name: str) -> Any:
+            """Returns a method of the parts, in a list if the schedule is interleaved."""
+            methods = [getattr(part, name) for part in self.parts]
+            return methods if config.virtual_pipeline_model_parallel_size else methods[0]
+
+        config.finalize_model_grads_func = finalize_model_grads
+        config.no_sync_func = of_parts("no_sync")
         if ddp_config.overlap_grad_reduce:
-            self.config.grad_sync_func = self.ddp.start_grad_sync
+            config.grad_sync_func = of_parts("start_grad_sync")
         if ddp_config.overlap_param_gather:
-            self.config.param_sync_func = self.ddp.start_param_sync
-        self.optimizer = optimizer_of(self.parts, self.config, ddp_config, clip)
+            config.param_sync_func = of_parts("start_param_sync")
+        self.optimizer = optimizer_of(self.parts, config, ddp_config, clip)
 
     def batches(self, steps: int, microbatches: int) -> Any:
-        """Yields the schedule's micro-batches."""
-        return batches(steps, microbatches)
+        """Returns the schedule's micro-batches, or an iterator for each part, because every part gets all of them."""
+        sources = [batches(steps, microbatches) for _ in self.parts]
+        return sources if self.config.virtual_pipeline_model_parallel_size else sources[0]
 
     def train(
         self,
@@ -295,17 +326,27 @@ def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
 
 
-def compared(
-    make: Callable[[str], Host], how: str, steps: int, microbatches: int = 2, tape: Tape | None = None
+def train_both(
+    ep: int,
+    steps: int = 3,
+    how: str = "decorated",
+    options: dict[str, Any] | None = None,
+    replayed: bool = False,
+    microbatches: int = 2,
+    **changes: Any,
 ) -> dict[str, Any]:
-    """Trains the hosts that `make` returns for "stock" and for `how`, and returns the difference of their results.
-    tape: the routes of stock are replayed on Sluice."""
-    stock = make("stock")
+    """Trains by stock and by Sluice, and returns the difference of their results. replayed: with the routes of stock,
+    so that near ties do not change."""
+    options = {"gemm": "host", **(options or {})}
+    if replayed:
+        changes["moe_enable_routing_replay"] = True
+    tape = Tape() if replayed else None
+    stock = Host(ep, "stock", **changes)
     first = stock.parameters()
     wanted = stock.train(steps, microbatches, forward_step if tape is None else tape.record)
     if tape is not None:
         tape.rewind()
-    mine = make(how)
+    mine = Host(ep, how, options, **changes)
     before = sluice.stats(mine.model, reset_peak=True)["contexts"][-1]  # earlier models may have used this context
     found = mine.train(steps, microbatches, forward_step if tape is None else tape.replay)
     stats = sluice.stats(mine.model)
@@ -322,19 +363,3 @@ def compared(
         "router_biases": [stock.router_biases(), mine.router_biases()],
         **{name: total[name] for name in ("most_outstanding", "planned_outstanding", "peak_bytes")},
     }
-
-
-def train_both(
-    ep: int,
-    steps: int = 3,
-    how: str = "decorated",
-    options: dict[str, Any] | None = None,
-    replayed: bool = False,
-    **changes: Any,
-) -> dict[str, Any]:
-    """Trains by stock and by Sluice. replayed: with the routes of stock, so that near ties do not change."""
-    options = {"gemm": "host", **(options or {})}
-    if replayed:
-        changes["moe_enable_routing_replay"] = True
-    tape = Tape() if replayed else None
-    return compared(lambda how: Host(ep, how, options, **changes), how, steps, tape=tape)

@@ -177,7 +177,7 @@ def refusals() -> list[str]:
     refuse(host, rank, slot[::-1])
     part.requires_grad_(True)
     tokens, *_ = mg_models.batches(1, 1)
-    output, _ = mg_models.forward_step(iter([tokens]), host.ddp)
+    output, _ = mg_models.forward_step(iter([tokens]), host.parts[0])
     refuse(host, rank, slot[::-1])
     output.sum().backward()
     parts = mg_models.Host(2, "decorated", OPTIONS, ddp={"use_distributed_optimizer": True})

@@ -20,6 +20,11 @@ SOON = 60.0  # seconds: far below the timeout of the groups
 OUTSTANDING = {None: [4, 4, 2, 2], 2: [5, 5, 3, 3]}
 
 
+def _trained(ranks: MegatronRanks, **case: Any) -> list[dict[str, Any]]:
+    shape = {"ep": 2, "stages": 2, "num_layers": 4, "microbatches": 4}
+    return ranks.run("mg_models:train_both", **{**shape, **case})
+
+
 def _check(found: list[dict[str, Any]], parts: int | None) -> None:
     check_as_stock(found)
     assert [each["layers"] for each in found] == [2] * 4
@@ -35,7 +40,7 @@ def test_TwoStages_GroupOfTwoInEach_AsStock(ranks4: MegatronRanks, parts: int | 
     """A budget counts what the schedule holds. Each case has another budget, because layers with equal options share a
     context, with the first model's plan."""
     options = {"memory_budget": budget} if budget else {"chunks": 2}
-    found = ranks4.run("mg_pipeline:train_both", parts=parts, options=options)
+    found = _trained(ranks4, parts=parts, options=options)
     _check(found, parts)
     if budget:
         assert [each["planned_outstanding"] for each in found] == OUTSTANDING[parts]
@@ -46,7 +51,7 @@ def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
     """The first stage has three layers, of which the last has no experts, and the second has one."""
     case = {"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1}
     case |= {"moe_layer_freq": [1, 1, 0, 1], "options": {"memory_budget": 18 << 20}}
-    found = oldest4.run("mg_pipeline:train_both", parts=None, **case)
+    found = _trained(oldest4, **case)
     check_as_stock(found)
     assert [each["layers"] for each in found] == [2, 2, 1, 1]
     assert [each["most_outstanding"] for each in found] == [4, 4, 1, 1]
@@ -56,21 +61,21 @@ def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
 def test_TwoStages_LaidOutByAPlan_AsStock(oldest4: MegatronRanks) -> None:
     layout = layout_of(["embedding", "block", "block", "block", "block", "loss"], [0, 0, 0, 0, 1, 1], 2)
     assert layout == "Ettt|tL"
-    found = oldest4.run("mg_pipeline:train_both", parts=None, pipeline_model_parallel_layout=layout)
+    found = _trained(oldest4, pipeline_model_parallel_layout=layout)
     check_as_stock(found)
     assert [each["layers"] for each in found] == [3, 3, 1, 1]
 
 
 def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: MegatronRanks) -> None:
-    _check(oldest4.run("mg_pipeline:train_both", parts=2, how="named"), 2)
+    _check(_trained(oldest4, parts=2, how="named"), 2)
 
 
 def test_RankOfAStageKilled_ItsGroupIsToldWho_AndTheOtherStageEnds(fresh4: MegatronRanks, tmp_path: Path) -> None:
     """Rank 2 shares experts with rank 3 and gets an error from Sluice; the first stage gets one from the host when its
     peers have ended."""
-    *first, _, killed = fresh4.try_run("mg_pipeline:dies_in_training", dying=(2, 3), folder=str(tmp_path))
+    *first, _, killed = fresh4.try_run("mg_cases:dies_in_a_stage", dying=(2, 3), folder=str(tmp_path))
     assert killed == {"died": True}
     told = (tmp_path / "told").read_text()
     assert "PeerLost" in told and "rank 0 lost rank 1" in told, told  # by their numbers in the group
     for found in first:
-        assert found["result"]["told"] != "" and found["result"]["s"] < SOON, found
+        assert found["result"]["said"] != "" and found["result"]["s"] < SOON, found

@@ -6,16 +6,13 @@ without the package next to it, which would be imported instead of the installed
 requirements are skipped.
 """
 
-import collections
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from host_outcomes import outcomes_of
+from host_outcomes import outcomes, printed
 
 TESTS = os.environ.get("SLUICE_DEEPSPEED_TESTS")
 SWITCH = Path(__file__).resolve().parent / "upstream"
@@ -50,17 +47,6 @@ pytestmark = [
 ]
 
 
-def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
-    """Returns for each test "passed", "skipped: why", or the kind of failure."""
-    report = folder / "report.xml"
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    own = {"PYTHONPATH": str(SWITCH), "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4", "TORCHDYNAMO_DISABLE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *file.split()]
-    done = subprocess.run(command, cwd=str(TESTS), env={**plain, **own, **environment}, capture_output=True, text=True)
-    assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    return outcomes_of(report)
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("file, section, runs", FILES, ids=[file for file, _, _ in FILES])
 def test_HostsOwnTests_WithTheSwitchOn_HaveStocksOutcomes(
@@ -68,13 +54,13 @@ def test_HostsOwnTests_WithTheSwitchOn_HaveStocksOutcomes(
 ) -> None:
     ran = tmp_path / "ran"
     ran.touch()
-    stock = _outcomes(tmp_path, file, SLUICE="0")
-    ours = _outcomes(tmp_path, file, SLUICE_TEST_SECTION=json.dumps(section), SLUICE_TEST_RAN=str(ran))
-    for name, outcome in stock.items():
-        print(f"{name}: stock {outcome} | Sluice {ours.get(name)}")
-    counts = collections.Counter(ran.read_text().split())
-    for name, count in sorted(counts.items()):
-        print(f"on Sluice {count} times: {name}")
+    own = {"PYTHONPATH": str(SWITCH), "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4", "TORCHDYNAMO_DISABLE": "1"}
+    switch = {"SLUICE_TEST_SECTION": json.dumps(section), "SLUICE_TEST_RAN": str(ran)}
+    stock, ours = (
+        outcomes(TESTS, file.split(), tmp_path / name, **own, **how)[0]
+        for name, how in (("stock", {"SLUICE": "0"}), ("sluice", switch))
+    )
+    counts = printed(stock, ours, ran)
     assert stock and ours == stock
     assert bool(counts) == runs
     if runs:

@@ -6,15 +6,12 @@ Their files are not part of this project: SLUICE_MEGATRON_TESTS names a folder t
 Engine or more ranks skip or fail, in stock as here.
 """
 
-import collections
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from host_outcomes import outcomes_of
+from host_outcomes import outcomes, printed
 
 ROOT = os.environ.get("SLUICE_MEGATRON_TESTS")
 AROUND = Path(__file__).resolve().parent / "upstream"
@@ -37,45 +34,13 @@ pytestmark = [
 ]
 
 
-def _port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return str(door.getsockname()[1])
-
-
 def _outcomes(folder: Path, file: str, **environment: str) -> list[dict[str, str]]:
-    """Returns the outcomes by rank and test."""
-    folder.mkdir()
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SLUICE"))}
-    own = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": _port(),
-        "TORCHDYNAMO_DISABLE": "1",
-        "PYTHONPATH": str(AROUND),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "cpu_tests", "-p", "no:cacheprovider", "--timeout", "120"]
-    ranks = []
-    for rank in range(2):
-        with (folder / f"log{rank}").open("wb") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [*command, f"--junitxml={folder / f'report{rank}.xml'}", file],
-                    cwd=str(ROOT),
-                    env={**plain, **own, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        for process in ranks:
-            process.wait(1500)
-    finally:
-        for process in ranks:
-            process.kill()
-    logs = [(folder / f"log{rank}").read_text(errors="replace")[-3000:] for rank in range(2)]
-    assert all((folder / f"report{rank}.xml").exists() for rank in range(2)), logs
-    return [outcomes_of(folder / f"report{rank}.xml") for rank in range(2)]
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    own = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own |= {"TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(AROUND)}
+    words = ["-p", "cpu_tests", "--timeout", "120", file]
+    return outcomes(ROOT, words, folder, ranks=2, **own, **environment)
 
 
 @pytest.mark.timeout(3600)
@@ -87,10 +52,6 @@ def test_HostsOwnTests_OnSluice_HaveStocksOutcomes(file: str, runs: bool, tmp_pa
     options = '{"on_unsupported": "warn"}'
     switch = {"SLUICE_TEST_LAYER": "1", "SLUICE_TEST_RAN": str(ran), "SLUICE_OPTIONS": options}
     ours = _outcomes(tmp_path / "sluice", file, **switch)
-    for name, outcome in stock[0].items():
-        print(f"{name}: stock {outcome} | Sluice {ours[0].get(name)}")
-    counts = collections.Counter(ran.read_text().splitlines())
-    for name, count in sorted(counts.items()):
-        print(f"on Sluice {count} times: {name}")
+    counts = printed(stock[0], ours[0], ran)
     assert stock[0] and ours == stock
     assert bool(counts) == runs

@@ -9,17 +9,14 @@ by name. These are made here with random weights, since there is no access to th
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from host_outcomes import outcomes_of
+from host_outcomes import outcomes, printed
 from transformers import AutoModelForCausalLM, GptOssConfig, Llama4TextConfig, LlamaConfig, MixtralConfig, OPTConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
@@ -76,31 +73,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def _outcomes(hub: Path, files: str, **environment: str) -> dict[str, str]:
-    report = hub / "report.xml"
-    report.unlink(missing_ok=True)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SLUICE"))}
-    own = {
-        "HF_HOME": str(hub),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
+    path = os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"HF_HOME": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     chosen = [*files.split(), CHOSEN] if files.endswith("-k") else [files]
     # No settings of PEFT's: they need pytest-cov. The source distribution has no tests/__init__.py.
-    around = [
-        "-p",
-        "peft_tests",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        ".",
-        "--import-mode=importlib",
-    ]
-    command = [sys.executable, "-m", "pytest", "-q", *around, f"--junitxml={report}", *chosen]
-    done = subprocess.run(command, cwd=str(TESTS), env={**plain, **own, **environment}, capture_output=True, text=True)
-    assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    return outcomes_of(report)
+    around = ["-p", "peft_tests", "-c", os.devnull, "--rootdir", ".", "--import-mode=importlib"]
+    return outcomes(TESTS, [*around, *chosen], hub, **own, **environment)[0]
 
 
 @pytest.mark.timeout(7200)
@@ -113,11 +91,7 @@ def test_PeftsOwnTests_WithSluice_HaveStocksOutcomes(
     ran.touch()
     stock = dict(_outcomes(hub, files, SLUICE="0"))
     ours = dict(_outcomes(hub, files, **({"SLUICE_TEST_RAN": str(ran)} if switched_on else {})))
-    for name, outcome in stock.items():
-        print(f"{name}: stock {outcome} | Sluice {ours.get(name)}")
-    counts = collections.Counter(ran.read_text().splitlines())
-    for name, count in sorted(counts.items()):
-        print(f"on Sluice {count} times: {name}")
+    counts = printed(stock, ours, ran)
     if switched_on and COUNTS_SUMS in stock:
         assert stock.pop(COUNTS_SUMS) == "passed"
         assert "assert 0 == 2" in ours.pop(COUNTS_SUMS)

@@ -4,10 +4,11 @@
 #include "backend/base/alloc.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/model/routing_sizes.h"
 
 uint64_t sluice_headers_bytes(int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
-  return w == 1 ? 0 : 2 * sluice_align_up(w * SLUICE_HEADER_BYTES) + 4 * sluice_align_up(w * 8);
+  return w == 1 ? 0 : 2 * sluice_align_up(w * SLUICE_HEADER_BYTES) + sluice_align_up(w * SLUICE_EXCHANGE_ARRAYS_BYTES);
 }
 
 uint64_t sluice_layer_loads_offset(int32_t num_experts, int32_t world_size) {
@@ -79,17 +80,14 @@ sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t 
   const uint64_t w = (uint64_t)shape->world_size;
   const int is_packed = shape->config.weight_format != SLUICE_WEIGHTS_PLAIN;
   const uint64_t each = SLUICE_GEMM_BYTES + (is_packed ? SLUICE_PACKED_BYTES : 0);
-  return (sluice_pass_scratch_t){w * 8,
-                                 scalar_bytes,
-                                 (uint64_t)sluice_pass_gemms(shape) * each,
-                                 (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES,
-                                 adapters_bytes(shape),
-                                 decoded_bytes(shape)};
+  return (sluice_pass_scratch_t){
+      w * SLUICE_EXCHANGE_ARRAYS_BYTES,          scalar_bytes,          (uint64_t)sluice_pass_gemms(shape) * each,
+      (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES, adapters_bytes(shape), decoded_bytes(shape)};
 }
 
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const sluice_pass_scratch_t s = sluice_pass_scratch(shape, scalar_bytes, num_ops);
-  return 4 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.gemms) +
+  return sluice_align_up(s.exchange) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.gemms) +
          sluice_align_up(s.times) + sluice_align_up(s.adapters) + sluice_align_up(s.decoded);
 }
 

@@ -31,13 +31,13 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 
 /* The most GEMMs of one list. */
 int64_t sluice_pass_gemms(const sluice_shape_t* shape);
-/* The scratch of a pass, which follows its slots, in separate blocks: four of per_rank, three of scalars, one of each
- * other. scalar_bytes: of one f32 for each row of the largest chunk.
+/* The scratch of a pass, which follows its slots, in separate blocks: three of scalars, one of each other.
+ * scalar_bytes: of one f32 for each row of the largest chunk.
  * adapters: factors of adapters in the layer's dtype, as many at a time as fit.
  * decoded: packed weights that a device with memory of its own decodes, of several experts or at least of one; 0: a
  * CPU's GEMMs borrow theirs. */
 typedef struct sluice_pass_scratch_s {
-  uint64_t per_rank, scalars, gemms, times, adapters, decoded;
+  uint64_t exchange, scalars, gemms, times, adapters, decoded;
 } sluice_pass_scratch_t;
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
 /* Bytes of all blocks in an arena. */

@@ -142,7 +142,8 @@ uint64_t sluice_token_copies_bytes(const sluice_shape_t* shape, const sluice_tok
                    sluice_align_up((uint64_t)size->tokens * w * 4) + sluice_align_up((uint64_t)size->arriving * k * 4) +
                    sluice_align_up(rows * 4) + sluice_align_up((uint64_t)shape->num_local * 8) + sluice_align_up(w * 8);
   if (is_restored) return bytes;
-  return bytes + sluice_align_up(sent * 4) + sluice_align_up(rows * 4) + 4 * sluice_align_up(w * 8);
+  return bytes + sluice_align_up(sent * 4) + sluice_align_up(rows * 4) +
+         sluice_align_up(w * SLUICE_EXCHANGE_ARRAYS_BYTES);
 }
 
 /* In the order of take_tables in backend/moe/routing/node_copies.c. */
@@ -157,7 +158,8 @@ uint64_t sluice_node_copies_bytes(const sluice_shape_t* shape, const sluice_node
   bytes += sluice_align_up((uint64_t)size->arriving * 8) + sluice_align_up((uint64_t)size->arriving * per_node * 4) +
            sluice_align_up(forwards * 4);
   if (size->message == 0) return bytes;
-  return bytes + 2 * sluice_align_up(nodes * (uint64_t)size->message) + 4 * sluice_align_up(w * 8);
+  return bytes + 2 * sluice_align_up(nodes * (uint64_t)size->message) +
+         sluice_align_up(w * SLUICE_EXCHANGE_ARRAYS_BYTES);
 }
 
 uint64_t sluice_node_copies_on_device_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t sent, int64_t arrived,

@@ -6,6 +6,8 @@
 
 #include "backend/model/shape.h"
 
+#define SLUICE_EXCHANGE_ARRAYS_BYTES 32u /* of sluice_exchange_arrays_bytes, for each rank */
+
 /* The most G; with device memory always G, because it counts before ranks know their largest T. */
 #define SLUICE_PLAN_BLOCKS 64
 

@@ -10,10 +10,8 @@ sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_hea
       sluice_arena_reset(arena, sluice_headers_bytes(context->world_size), "headers")); /* reserved: cannot fail */
   out_buffers->send = sluice_arena_take(arena, w * SLUICE_HEADER_BYTES);
   out_buffers->recv = sluice_arena_take(arena, w * SLUICE_HEADER_BYTES);
-  out_buffers->arrays.send = sluice_arena_take(arena, w * 8);
-  out_buffers->arrays.recv = sluice_arena_take(arena, w * 8);
-  out_buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
-  out_buffers->arrays.recv_bytes = sluice_arena_take(arena, w * 8);
+  out_buffers->arrays = sluice_exchange_arrays_in(
+      sluice_arena_take(arena, sluice_exchange_arrays_bytes(context->world_size)), context->world_size);
   for (uint64_t r = 0; r < w; ++r) {
     out_buffers->arrays.send[r] = out_buffers->send + r * SLUICE_HEADER_BYTES;
     out_buffers->arrays.recv[r] = out_buffers->recv + r * SLUICE_HEADER_BYTES;

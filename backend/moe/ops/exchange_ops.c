@@ -18,11 +18,6 @@ static const int64_t* received_of(const sluice_binding_t* b, int32_t chunk) {
   return b->recv_of_rank + (int64_t)chunk * (b->world_size + 1);
 }
 
-/* A row's index in sent order without this rank's own rows. */
-static int64_t packed_row(const int64_t* sent, int32_t rank, int32_t self) {
-  return sent[rank] - (rank > self ? sent[self + 1] - sent[self] : 0);
-}
-
 /* ---- on a device: messages by expert ---- */
 
 /* On a device whose communicator has groups, a message holds the rows of one expert for one rank, and all messages of
@@ -81,7 +76,7 @@ static sluice_stream_t own_stream(const sluice_pass_t* pass, const sluice_op_t* 
 
 enum { IN_ORDER = -1 }; /* no tensor: on the experts' side rows lie in received order */
 
-/* pass->send and ->recv hold the first row of each rank. tensor: on the experts' side, or IN_ORDER. */
+/* pass->arrays hold the first row of each rank. tensor: on the experts' side, or IN_ORDER. */
 static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor,
                                        uint64_t row_bytes, sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
@@ -94,17 +89,17 @@ static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* o
       const uint64_t theirs =
           own || !is_theirs ? 0 : (uint64_t)sluice_send_count(b, op->chunk, moe->first_position[r] + e) * row_bytes;
       const uint64_t here = e < b->num_local ? (uint64_t)sluice_recv_count(b, r, op->chunk, e) * row_bytes : 0;
-      if (rows != NULL && to_experts) pass->recv[r] = rows;
-      if (rows != NULL && !to_experts) pass->send[r] = rows;
-      pass->send_bytes[r] = to_experts ? theirs : own ? 0 : here;
-      pass->recv_bytes[r] = to_experts ? own ? 0 : here : theirs;
+      if (rows != NULL && to_experts) pass->arrays.recv[r] = rows;
+      if (rows != NULL && !to_experts) pass->arrays.send[r] = rows;
+      pass->arrays.send_bytes[r] = to_experts ? theirs : own ? 0 : here;
+      pass->arrays.recv_bytes[r] = to_experts ? own ? 0 : here : theirs;
       if (rows != NULL) rows += here; /* own rows lie between them */
     }
     SLUICE_TRY(sluice_transfer_start(pass, op, out_transfer));
     bytes += out_transfer->bytes;
     for (int32_t r = 0; r < b->world_size; ++r) {
-      pass->send[r] = (const char*)pass->send[r] + pass->send_bytes[r];
-      pass->recv[r] = (char*)pass->recv[r] + pass->recv_bytes[r];
+      pass->arrays.send[r] = (const char*)pass->arrays.send[r] + pass->arrays.send_bytes[r];
+      pass->arrays.recv[r] = (char*)pass->arrays.recv[r] + pass->arrays.recv_bytes[r];
     }
   }
   out_transfer->bytes = bytes;
@@ -113,45 +108,21 @@ static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* o
 
 /* ---- exchanges of one chunk ---- */
 
-/* From tokens to experts: `out` is packed, `in` is in received order; on a device `tensor` may replace `in`. */
-static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
-                                             int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
-  const int64_t* sent = sent_of(&pass->binding, op->chunk);
-  const int64_t* received = received_of(&pass->binding, op->chunk);
-  int32_t self = self_of(pass);
-  for (int32_t r = 0; r < pass->binding.world_size; ++r) {
-    int own = r == self;
-    pass->send[r] = out + (uint64_t)packed_row(sent, r, self) * row_bytes;
-    pass->send_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
-    pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
-    pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
-  }
-  if (go_by_expert(pass)) return start_by_expert(pass, op, 1, tensor, row_bytes, out_transfer);
+/* `out` and `in` as of sluice_transfer_rows; on a device `tensor`, unless IN_ORDER, replaces those on the experts'
+ * side. */
+static sluice_status_t start(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, const char* out, char* in,
+                             int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+  sluice_transfer_rows(pass, to_experts, sent_of(&pass->binding, op->chunk), received_of(&pass->binding, op->chunk),
+                       out, in, row_bytes);
+  if (go_by_expert(pass)) return start_by_expert(pass, op, to_experts, tensor, row_bytes, out_transfer);
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
-/* Leaves that exchange to the next op; here its bytes are only counted. */
-static void leave_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, uint64_t row_bytes,
-                                  sluice_transfer_t* out_transfer) {
-  const int64_t* sent = sent_of(&pass->binding, op->chunk);
+/* Leaves an exchange towards experts to the next op; here its bytes are only counted. */
+static void leave(sluice_pass_t* pass, const sluice_op_t* op, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+  const int64_t *sent = sent_of(&pass->binding, op->chunk), *own = sent + self_of(pass);
   pass->exchange_left = SLUICE_EXCHANGE_LEFT;
-  out_transfer->bytes = (uint64_t)packed_row(sent, pass->binding.world_size, self_of(pass)) * row_bytes;
-}
-
-/* From experts to tokens: `out` is in received order, on a device the rows of `tensor`; `in` is in sent order. */
-static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
-                                            int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
-  const int64_t* sent = sent_of(&pass->binding, op->chunk);
-  const int64_t* received = received_of(&pass->binding, op->chunk);
-  for (int32_t r = 0; r < pass->binding.world_size; ++r) {
-    int own = r == self_of(pass);
-    pass->send[r] = out + (uint64_t)received[r] * row_bytes;
-    pass->send_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
-    pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
-    pass->recv_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
-  }
-  if (go_by_expert(pass)) return start_by_expert(pass, op, 0, tensor, row_bytes, out_transfer);
-  return sluice_transfer_start(pass, op, out_transfer);
+  out_transfer->bytes = (uint64_t)(sent[pass->binding.world_size] - (own[1] - own[0])) * row_bytes;
 }
 
 /* ---- rows of all experts, moved together ---- */
@@ -275,11 +246,10 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
                          out + (uint64_t)own_first * row_bytes);
   }
   if (is_left(pass, op)) {
-    leave_towards_experts(pass, op, row_bytes, out_transfer);
+    leave(pass, op, row_bytes, out_transfer);
     return SLUICE_OK;
   }
-  return start_towards_experts(pass, op, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), IN_ORDER, row_bytes,
-                               out_transfer);
+  return start(pass, op, 1, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), IN_ORDER, row_bytes, out_transfer);
 }
 
 /* With one rank, sent order is expert order: a chunk whose rows are contiguous is one run. */
@@ -333,7 +303,7 @@ static sluice_status_t return_start(sluice_pass_t* pass, const sluice_op_t* op, 
   const uint64_t row_bytes = pass->slots[tensor].row_bytes;
   const int is_packed = !go_by_expert(pass) || !may_travel(pass, tensor, op->chunk);
   if (is_packed) move_remote(pass, op, 0, tensor, out);
-  SLUICE_TRY(start_towards_tokens(pass, op, out, in, is_packed ? IN_ORDER : tensor, row_bytes, out_transfer));
+  SLUICE_TRY(start(pass, op, 0, out, in, is_packed ? IN_ORDER : tensor, row_bytes, out_transfer));
   SLUICE_TRY(fork_own(pass, op));
   move_own(pass, op, 0, tensor, in + (uint64_t)sent_of(&pass->binding, op->chunk)[self_of(pass)] * row_bytes);
   return SLUICE_OK;
@@ -364,11 +334,11 @@ sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* 
   gather_weights(pass, stream, own_first, route, pass->route_send);
   gather_weights(pass, stream, sent[b->world_size] - own_end, route + own_end, pass->route_send + own_first);
   if (is_left(pass, op)) {
-    leave_towards_experts(pass, op, sizeof(float), out_transfer);
+    leave(pass, op, sizeof(float), out_transfer);
     return SLUICE_OK;
   }
-  return start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, IN_ORDER,
-                               sizeof(float), out_transfer);
+  return start(pass, op, 1, (const char*)pass->route_send, (char*)pass->scalar_recv, IN_ORDER, sizeof(float),
+               out_transfer);
 }
 
 /* Runs the exchange that the previous op left to this one. */
@@ -379,12 +349,11 @@ static sluice_status_t land(sluice_pass_t* pass, const sluice_op_t* op) {
   pass->exchange_left = SLUICE_EXCHANGE_TAKEN;
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk); /* not written: rows arrive in the tensor */
   sluice_rows_begin_group(memory, pass->context);
-  sluice_status_t status =
-      start_towards_experts(pass, op, sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk), in,
-                            is_grad ? SLUICE_T_DDO : SLUICE_T_DI, pass->slots[SLUICE_T_SEND].row_bytes, &rows);
+  sluice_status_t status = start(pass, op, 1, sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk), in,
+                                 is_grad ? SLUICE_T_DDO : SLUICE_T_DI, pass->slots[SLUICE_T_SEND].row_bytes, &rows);
   if (status == SLUICE_OK && is_grad) {
-    status = start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, SLUICE_T_ROUTE,
-                                   sizeof(float), &scalars);
+    status = start(pass, op, 1, (const char*)pass->route_send, (char*)pass->scalar_recv, SLUICE_T_ROUTE, sizeof(float),
+                   &scalars);
   }
   return sluice_rows_end_group(memory, pass->context, sluice_pass_stream(pass, op), status);
 }

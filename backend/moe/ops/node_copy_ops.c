@@ -51,20 +51,17 @@ static char* chunk_of(const scene_t* s, int32_t tensor) { return sluice_pass_chu
 
 /* Clears all messages; an op then sets those it needs. */
 static void clear_transfer(const scene_t* s) {
-  const size_t ranks = (size_t)s->pass->binding.world_size;
-  memset(s->pass->send, 0, ranks * sizeof *s->pass->send), memset(s->pass->recv, 0, ranks * sizeof *s->pass->recv);
-  memset(s->pass->send_bytes, 0, ranks * sizeof *s->pass->send_bytes);
-  memset(s->pass->recv_bytes, 0, ranks * sizeof *s->pass->recv_bytes);
+  memset(s->pass->arrays.send, 0, sluice_exchange_arrays_bytes(s->pass->binding.world_size)); /* all four */
 }
 
 static void send_to(const scene_t* s, int32_t rank, const char* rows, int64_t count) {
-  s->pass->send[rank] = rows;
-  s->pass->send_bytes[rank] = (uint64_t)count * s->row_bytes;
+  s->pass->arrays.send[rank] = rows;
+  s->pass->arrays.send_bytes[rank] = (uint64_t)count * s->row_bytes;
 }
 
 static void receive_from(const scene_t* s, int32_t rank, char* rows, int64_t count) {
-  s->pass->recv[rank] = rows;
-  s->pass->recv_bytes[rank] = (uint64_t)count * s->row_bytes;
+  s->pass->arrays.recv[rank] = rows;
+  s->pass->arrays.recv_bytes[rank] = (uint64_t)count * s->row_bytes;
 }
 
 static void gather(const scene_t* s, int64_t count, const void* rows, int64_t stride, const int32_t* index, char* out) {

@@ -7,11 +7,27 @@
 
 /* ---- one transfer ---- */
 
+void sluice_transfer_rows(sluice_pass_t* pass, int to_experts, const int64_t* sent, const int64_t* received,
+                          const char* out, char* in, uint64_t row_bytes) {
+  const int32_t self = pass->context->rank;
+  const int64_t left_out = to_experts ? sent[self + 1] - sent[self] : 0;
+  for (int32_t r = 0; r < pass->binding.world_size; ++r) {
+    const uint64_t at_tokens = (uint64_t)(sent[r] - (r > self ? left_out : 0)) * row_bytes;
+    const uint64_t of_tokens = r == self ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
+    const uint64_t at_experts = (uint64_t)received[r] * row_bytes;
+    const uint64_t of_experts = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
+    pass->arrays.send[r] = out + (to_experts ? at_tokens : at_experts);
+    pass->arrays.send_bytes[r] = to_experts ? of_tokens : of_experts;
+    pass->arrays.recv[r] = in + (to_experts ? at_experts : at_tokens);
+    pass->arrays.recv_bytes[r] = to_experts ? of_experts : of_tokens;
+  }
+}
+
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   if (pass->wire != NULL) sluice_wire_write_sent(pass, pass->wire);
-  const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
+  const sluice_exchange_t exchange = sluice_exchange_of(&pass->arrays);
   out_transfer->bytes = 0;
-  for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];
+  for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->arrays.send_bytes[r];
   return pass->context->rows->exchange(pass->context, &exchange, sluice_pass_stream(pass, op), &out_transfer->request);
 }
 
@@ -62,7 +78,7 @@ static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int
   return sluice_finish(pass, op, &scalars);
 }
 
-/* For coded rows. Scalars are posted after the rows have been read, because they would overwrite pass->recv. */
+/* For coded rows. Scalars are posted after the rows have been read, because they would overwrite pass->arrays.recv. */
 static sluice_status_t run_coded(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0}, scalars = {0};
   const sluice_wire_t* wire = sluice_wire_of(pass->moe);

@@ -50,14 +50,7 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk);
   char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
   copy_tokens(pass, op, tokens, out);
-  for (int32_t r = 0; r < b->world_size; ++r) {
-    int64_t token_copies = r == self_of(pass) ? 0 : sent[r + 1] - sent[r];
-    pass->send[r] = out;
-    pass->send_bytes[r] = (uint64_t)token_copies * row_bytes;
-    pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
-    pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
-    out += pass->send_bytes[r];
-  }
+  sluice_transfer_rows(pass, 1, sent, received, out, in, row_bytes);
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
@@ -194,12 +187,7 @@ static sluice_status_t return_rows_start(sluice_pass_t* pass, const sluice_op_t*
                         weight == NULL ? NULL : weight + (first)*b->top_k, b->top_k, 1, to, c->model_width)
   SUM(0, before, out);
   SUM(before + own, behind, out + (uint64_t)before * row_bytes);
-  for (int32_t r = 0; r < b->world_size; ++r) {
-    pass->send[r] = out + (uint64_t)received[r] * row_bytes;
-    pass->send_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
-    pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
-    pass->recv_bytes[r] = r == self ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
-  }
+  sluice_transfer_rows(pass, 0, sent, received, out, in, row_bytes);
   SLUICE_TRY(sluice_transfer_start(pass, op, out_transfer));
   SUM(before, own, in + (uint64_t)sent[self] * row_bytes);
 #undef SUM

@@ -11,8 +11,13 @@ typedef struct sluice_transfer_s {
   uint64_t bytes; /* payload that this rank sends */
 } sluice_transfer_t;
 
-/* Posts pass->send, ->recv and their bytes. With device memory the exchange is enqueued on the lane's stream, and
- * sluice_finish does not wait (run_exchange.c). */
+/* Sets pass->arrays for rows of which `sent` and `received` are the offsets by rank; only `sent` counts own rows.
+ * To experts: `out` is packed without own rows, `in` in received order. To tokens: `out` is in received order, `in` in
+ * sent order. */
+void sluice_transfer_rows(sluice_pass_t* pass, int to_experts, const int64_t* sent, const int64_t* received,
+                          const char* out, char* in, uint64_t row_bytes);
+/* Posts pass->arrays. With device memory the exchange is enqueued on the lane's stream, and sluice_finish does not wait
+ * (run_exchange.c). */
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer);
 

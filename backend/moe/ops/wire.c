@@ -119,11 +119,11 @@ void sluice_wire_write_sent(sluice_pass_t* pass, const sluice_wire_t* wire) {
   const int64_t width = pass->moe->shape.config.model_width;
   const uint64_t row = (uint64_t)width * sizeof(float), coded = wire->row_bytes(width);
   for (int32_t r = 0; r < pass->binding.world_size; ++r) {
-    const uint64_t sent = pass->send_bytes[r] / row, received = pass->recv_bytes[r] / row;
-    if (sent > 0) wire->write((char*)(uintptr_t)pass->send[r], (int64_t)sent, width);
-    if (received > 0) pass->recv[r] = (char*)pass->recv[r] + received * (row - coded);
-    pass->send_bytes[r] = sent * coded;
-    pass->recv_bytes[r] = received * coded;
+    const uint64_t sent = pass->arrays.send_bytes[r] / row, received = pass->arrays.recv_bytes[r] / row;
+    if (sent > 0) wire->write((char*)(uintptr_t)pass->arrays.send[r], (int64_t)sent, width);
+    if (received > 0) pass->arrays.recv[r] = (char*)pass->arrays.recv[r] + received * (row - coded);
+    pass->arrays.send_bytes[r] = sent * coded;
+    pass->arrays.recv_bytes[r] = received * coded;
   }
 }
 
@@ -131,7 +131,7 @@ void sluice_wire_read_received(sluice_pass_t* pass, const sluice_wire_t* wire) {
   const int64_t width = pass->moe->shape.config.model_width;
   const uint64_t row = (uint64_t)width * sizeof(float), coded = wire->row_bytes(width);
   for (int32_t r = 0; r < pass->binding.world_size; ++r) {
-    const uint64_t received = pass->recv_bytes[r] / coded;
-    if (received > 0) wire->read((char*)pass->recv[r] - received * (row - coded), (int64_t)received, width);
+    const uint64_t received = pass->arrays.recv_bytes[r] / coded;
+    if (received > 0) wire->read((char*)pass->arrays.recv[r] - received * (row - coded), (int64_t)received, width);
   }
 }

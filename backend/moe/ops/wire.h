@@ -21,6 +21,6 @@ extern const sluice_wire_t sluice_wire_int8;
 /* The encoding of the layer's rows; NULL: plain. */
 const sluice_wire_t* sluice_wire_of(const sluice_moe_t* moe);
 
-/* For the transfer that pass->send and ->recv describe: before it is posted, and after it has ended. */
+/* For the transfer that pass->arrays describe: before it is posted, and after it has ended. */
 void sluice_wire_write_sent(sluice_pass_t* pass, const sluice_wire_t* wire);
 void sluice_wire_read_received(sluice_pass_t* pass, const sluice_wire_t* wire);

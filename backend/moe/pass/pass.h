@@ -2,6 +2,7 @@
 /* One pass in execution: a template, a binding, the slots of each tensor, and the host's tensors. */
 #pragma once
 
+#include "backend/comm/exchange_arrays.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/pass/host_times.h"
@@ -70,10 +71,7 @@ typedef struct sluice_pass_s {
   sluice_expert_ready_fn_t expert_ready;
   void* expert_ready_user;
   /* Scratch of the communication lane, of the compute lane, and records by op. */
-  const void** send;
-  void** recv;
-  uint64_t* send_bytes;
-  uint64_t* recv_bytes;
+  sluice_exchange_arrays_t arrays;
   float* route_send;  /* [largest chunk] route weights to be sent */
   float* gate_recv;   /* [largest chunk; chunks_by_experts: all] returned scalars of the gate */
   float* scalar_recv; /* [largest chunk] received route weights */

@@ -10,7 +10,8 @@
 #include "backend/moe/routing/copies.h"
 
 static_assert(sizeof(sluice_gemm_problem_t) == SLUICE_GEMM_BYTES && sizeof(sluice_packed_t) == SLUICE_PACKED_BYTES &&
-                  sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
+                  sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES &&
+                  2 * sizeof(void*) + 2 * sizeof(uint64_t) == SLUICE_EXCHANGE_ARRAYS_BYTES,
               "plans count them");
 
 /* Buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i has slot i. */
@@ -142,10 +143,7 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
 /* What kernels and GEMMs read and write lies in row memory, everything else in host memory. */
 static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sluice_arena_t* host,
                          sluice_arena_t* rows) {
-  pass->send = sluice_arena_take(host, s->per_rank);
-  pass->recv = sluice_arena_take(host, s->per_rank);
-  pass->send_bytes = sluice_arena_take(host, s->per_rank);
-  pass->recv_bytes = sluice_arena_take(host, s->per_rank);
+  pass->arrays = sluice_exchange_arrays_in(sluice_arena_take(host, s->exchange), pass->context->world_size);
   pass->route_send = sluice_arena_take(rows, s->scalars);
   pass->gate_recv = sluice_arena_take(rows, s->scalars);
   pass->scalar_recv = sluice_arena_take(rows, s->scalars);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/comm/exchange_arrays.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/token_copies.h"
 
@@ -14,10 +15,7 @@
 typedef struct messages_s {
   uint64_t bytes, counts; /* of one message, and of its first part */
   char *out, *in;         /* by node */
-  const void** send;
-  void** recv;
-  uint64_t* send_bytes;
-  uint64_t* recv_bytes;
+  sluice_exchange_arrays_t arrays;
 } messages_t;
 
 static const int64_t* of_chunk(const int64_t* offsets, int32_t chunk, int32_t count) {
@@ -67,10 +65,8 @@ static sluice_status_t take_tables(sluice_binding_t* b, int64_t arriving, uint64
   out->bytes = message;
   out->out = sluice_arena_take(arena, nodes * message);
   out->in = sluice_arena_take(arena, nodes * message);
-  out->send = sluice_arena_take(arena, w * 8);
-  out->recv = sluice_arena_take(arena, w * 8);
-  out->send_bytes = sluice_arena_take(arena, w * 8);
-  out->recv_bytes = sluice_arena_take(arena, w * 8);
+  out->arrays =
+      sluice_exchange_arrays_in(sluice_arena_take(arena, sluice_exchange_arrays_bytes(b->world_size)), b->world_size);
   return SLUICE_OK;
 }
 
@@ -130,22 +126,20 @@ static void write_message(const sluice_binding_t* b, int32_t v, char* message, u
 
 static sluice_status_t exchange_messages(sluice_binding_t* b, const messages_t* m) {
   const sluice_node_copies_t* p = &b->node_copies;
-  const size_t ranks = (size_t)b->world_size;
-  memset(m->send, 0, ranks * sizeof *m->send), memset(m->recv, 0, ranks * sizeof *m->recv);
-  memset(m->send_bytes, 0, ranks * sizeof *m->send_bytes), memset(m->recv_bytes, 0, ranks * sizeof *m->recv_bytes);
+  memset(m->arrays.send, 0, sluice_exchange_arrays_bytes(b->world_size)); /* all four */
   for (int32_t v = 0; v < p->num_nodes; ++v) {
     const int32_t r = rank_at(p, v, p->local);
     char* out = v == p->node ? m->in : m->out;
     write_message(b, v, out + (uint64_t)v * m->bytes, m->bytes);
     if (v == p->node) continue;
-    m->send[r] = m->out + (uint64_t)v * m->bytes;
-    m->recv[r] = m->in + (uint64_t)v * m->bytes;
-    m->send_bytes[r] = m->recv_bytes[r] = m->bytes;
+    m->arrays.send[r] = m->out + (uint64_t)v * m->bytes;
+    m->arrays.recv[r] = m->in + (uint64_t)v * m->bytes;
+    m->arrays.send_bytes[r] = m->arrays.recv_bytes[r] = m->bytes;
     b->token_copies.exchanged_bytes += m->bytes;
   }
   char phase[96];
   snprintf(phase, sizeof phase, "node copies of layer %d", b->moe->shape.config.layer_id);
-  const sluice_exchange_t exchange = {m->send, m->send_bytes, m->recv, m->recv_bytes};
+  const sluice_exchange_t exchange = sluice_exchange_of(&m->arrays);
   return sluice_comm_exchange(b->moe->context->comm, &exchange, phase);
 }
 

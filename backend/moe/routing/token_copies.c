@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/comm/exchange_arrays.h"
 #include "backend/moe/routing/copies.h"
 
 /* ---- allocation of the arrays ---- */
@@ -13,10 +14,7 @@ typedef struct tables_s {
   int32_t* route_index_out; /* [kept routes] by destination, then chunk, then sent order; NULL in a restored binding */
   int64_t* next_row;        /* [E_local] */
   const int32_t** from;     /* [W] route indices of each source */
-  const void** send;        /* [W], and the three below */
-  void** recv;
-  uint64_t* send_bytes;
-  uint64_t* recv_bytes;
+  sluice_exchange_arrays_t arrays;
 } tables_t;
 
 /* route_index: of a restored binding, else NULL. */
@@ -45,10 +43,8 @@ static sluice_status_t take_tables(sluice_binding_t* b, int32_t* route_index, in
   if (route_index != NULL) return SLUICE_OK;
   p->route_index = sluice_arena_take(arena, rows * 4);
   out->route_index_out = sluice_arena_take(arena, sent * 4);
-  out->send = sluice_arena_take(arena, w * 8);
-  out->recv = sluice_arena_take(arena, w * 8);
-  out->send_bytes = sluice_arena_take(arena, w * 8);
-  out->recv_bytes = sluice_arena_take(arena, w * 8);
+  out->arrays =
+      sluice_exchange_arrays_in(sluice_arena_take(arena, sluice_exchange_arrays_bytes(b->world_size)), b->world_size);
   return SLUICE_OK;
 }
 
@@ -116,17 +112,17 @@ static sluice_status_t exchange_route_index(sluice_binding_t* b, const tables_t*
     for (int32_t i = 0; i < b->num_chunks; ++i) received += sluice_routes_from(b, r, i);
     int own = r == context->rank;
     if (own && received > 0) memcpy(in, out, (size_t)received * sizeof *in);
-    tables->send[r] = out;
-    tables->recv[r] = in;
-    tables->send_bytes[r] = own ? 0 : (uint64_t)sent * sizeof *out;
-    tables->recv_bytes[r] = own ? 0 : (uint64_t)received * sizeof *in;
-    p->exchanged_bytes += tables->send_bytes[r];
+    tables->arrays.send[r] = out;
+    tables->arrays.recv[r] = in;
+    tables->arrays.send_bytes[r] = own ? 0 : (uint64_t)sent * sizeof *out;
+    tables->arrays.recv_bytes[r] = own ? 0 : (uint64_t)received * sizeof *in;
+    p->exchanged_bytes += tables->arrays.send_bytes[r];
     out += sent;
     in += received;
   }
   char phase[96];
   snprintf(phase, sizeof phase, "token copies of layer %d", b->moe->shape.config.layer_id);
-  const sluice_exchange_t exchange = {tables->send, tables->send_bytes, tables->recv, tables->recv_bytes};
+  const sluice_exchange_t exchange = sluice_exchange_of(&tables->arrays);
   return sluice_comm_exchange(context->comm, &exchange, phase);
 }
 

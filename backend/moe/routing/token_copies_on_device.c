@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
+#include "backend/comm/exchange_arrays.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/token_copies.h"
@@ -26,10 +27,7 @@ static void place_kept(sluice_binding_t* b, void* kept) {
 typedef struct tables_s {
   int64_t* next_row;          /* [E_local] */
   int64_t* first_route_index; /* [W + 1] of received route indices, by source */
-  const void** send;          /* [W], and the three below */
-  void** recv;
-  uint64_t* send_bytes;
-  uint64_t* recv_bytes;
+  sluice_exchange_arrays_t arrays;
   sluice_row_run_t* pack;               /* [n] */
   sluice_device_token_copy_run_t* runs; /* [W][n][E_local] */
 } tables_t;
@@ -41,8 +39,9 @@ static sluice_status_t take_tables(sluice_binding_t* b, int is_restored, tables_
   uint64_t offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
   uint64_t num_runs = w * n * l, bytes = 2 * sluice_align_up(offsets) + 2 * sluice_align_up(firsts);
   if (!is_restored) {
-    bytes += sluice_align_up(l * 8) + sluice_align_up((w + 1) * 8) + 4 * sluice_align_up(w * 8) +
-             sluice_align_up(n * sizeof *out->pack) + sluice_align_up(num_runs * sizeof *out->runs);
+    bytes += sluice_align_up(l * 8) + sluice_align_up((w + 1) * 8) +
+             sluice_align_up(sluice_exchange_arrays_bytes(b->world_size)) + sluice_align_up(n * sizeof *out->pack) +
+             sluice_align_up(num_runs * sizeof *out->runs);
   }
   memset(out, 0, sizeof *out);
   SLUICE_TRY(sluice_arena_reset(arena, bytes, "token copies of a pass"));
@@ -53,10 +52,8 @@ static sluice_status_t take_tables(sluice_binding_t* b, int is_restored, tables_
   if (is_restored) return SLUICE_OK;
   out->next_row = sluice_arena_take(arena, l * 8);
   out->first_route_index = sluice_arena_take(arena, (w + 1) * 8);
-  out->send = sluice_arena_take(arena, w * 8);
-  out->recv = sluice_arena_take(arena, w * 8);
-  out->send_bytes = sluice_arena_take(arena, w * 8);
-  out->recv_bytes = sluice_arena_take(arena, w * 8);
+  out->arrays =
+      sluice_exchange_arrays_in(sluice_arena_take(arena, sluice_exchange_arrays_bytes(b->world_size)), b->world_size);
   out->pack = sluice_arena_take(arena, n * sizeof *out->pack);
   out->runs = sluice_arena_take(arena, num_runs * sizeof *out->runs);
   return SLUICE_OK;
@@ -126,16 +123,16 @@ static sluice_status_t exchange_route_index(sluice_binding_t* b, sluice_stream_t
     for (int32_t i = 0; i < b->num_chunks; ++i) received += sluice_routes_from(b, r, i);
     SLUICE_TRY(context->device->memory->routing->move_words(context->device, stream, tables->pack, b->num_chunks,
                                                             p->sent_route_index, own ? in : out));
-    tables->send[r] = out;
-    tables->recv[r] = in;
-    tables->send_bytes[r] = own ? 0 : (uint64_t)sent * sizeof *out;
-    tables->recv_bytes[r] = own ? 0 : (uint64_t)received * sizeof *in;
+    tables->arrays.send[r] = out;
+    tables->arrays.recv[r] = in;
+    tables->arrays.send_bytes[r] = own ? 0 : (uint64_t)sent * sizeof *out;
+    tables->arrays.recv_bytes[r] = own ? 0 : (uint64_t)received * sizeof *in;
     tables->first_route_index[r] = in - p->route_index;
-    p->exchanged_bytes += tables->send_bytes[r];
+    p->exchanged_bytes += tables->arrays.send_bytes[r];
     out += own ? 0 : sent;
     in += received;
   }
-  const sluice_exchange_t exchange = {tables->send, tables->send_bytes, tables->recv, tables->recv_bytes};
+  const sluice_exchange_t exchange = sluice_exchange_of(&tables->arrays);
   return sluice_comm_exchange_enqueue(context->comm, &exchange, stream);
 }
 

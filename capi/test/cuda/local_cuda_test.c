@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A local communicator on memory of CUDA devices, with the fake driver: bytes, ordering by events, and all failures. */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/test/refused.h"
 #include "backend/comm/comm.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/src/context_on_device.h"
+#include "capi/test/ranks/play.h"
 
-enum { MAX_RANKS = 4, ROUNDS = 6, ROOM = 4096, FAILS = 999 };
-#define MS UINT64_C(1000000)
+enum { ROUNDS = 6, ROOM = 4096, FAILS = 999 };
 
 typedef struct world_s world_t;
 typedef struct rank_s {
-  world_t* world;
+  const world_t* world;
   int32_t rank;
   sluice_comm_t* comm;
   void* stream;
@@ -33,14 +31,12 @@ struct world_s {
   void (*run)(rank_t* me);
   void (*check)(const world_t* world); /* after a run without errors; may be NULL */
   int64_t failing_call;                /* of the driver, from 1; 0: none */
-  sluice_local_group_t* group;
-  pthread_barrier_t barrier;
   rank_t ranks[MAX_RANKS];
 };
 
 static int32_t device_of(const rank_t* me) { return me->world->devices == 1 ? 0 : me->rank; }
 
-static sluice_status_t note(rank_t* me, sluice_status_t status) {
+static sluice_status_t keep(rank_t* me, sluice_status_t status) {
   if (status == SLUICE_OK || me->status != SLUICE_OK) return status;
   me->status = status;
   me->peer = last_error()->peer;
@@ -53,29 +49,23 @@ static sluice_status_t use_cuda(rank_t* me, int32_t device_id) {
   return sluice_comm_local_use_cuda(me->comm, device_id, &sources);
 }
 
-static void* rank_main(void* argument) {
-  rank_t* me = argument;
-  DEFAULTS(sluice_comm_config, config);
-  config.rank = me->rank, config.world_size = me->world->world_size, config.timeout_ns = me->world->timeout_ns;
-  if (sluice_comm_create_local(me->world->group, &config, &me->comm) != SLUICE_OK) abort();
-  pthread_barrier_wait(&me->world->barrier);
-  me->world->run(me);
-  pthread_barrier_wait(&me->world->barrier);
-  sluice_comm_destroy(me->comm);
-  return NULL;
+static world_t* running;
+
+static void run_rank(part_t* part) {
+  rank_t* me = &running->ranks[part->rank];
+  me->comm = part->comm;
+  meet(part);
+  running->run(me);
+  meet(part);
 }
 
 /* Returns the number of ranks with an error. Fails the test on a leak, and on a hazard of a run that is to be checked
  * or in which a rank has an error. */
 static int run_world(world_t* world) {
   char live[200], hazard[200];
-  pthread_t threads[MAX_RANKS];
   int failed = 0;
   sluice_fake_cuda_reset();
   sluice_fake_cuda_fail_call(world->failing_call - 1, FAILS);
-  if (world->timeout_ns == 0) world->timeout_ns = 300000 * MS;
-  assert_int_equal(sluice_local_group_create(world->world_size, &world->group), SLUICE_OK);
-  pthread_barrier_init(&world->barrier, NULL, (unsigned)world->world_size);
   for (int32_t r = 0; r < world->world_size; ++r) {
     rank_t* me = &world->ranks[r];
     *me = (rank_t){.world = world, .rank = r, .peer = -1};
@@ -84,8 +74,9 @@ static int run_world(world_t* world) {
     me->recv = sluice_fake_cuda_take(device_of(me), ROOM);
     me->got = sluice_fake_cuda_take(device_of(me), (uint64_t)ROUNDS * ROOM);
   }
-  for (int32_t r = 0; r < world->world_size; ++r) pthread_create(&threads[r], NULL, rank_main, &world->ranks[r]);
-  for (int32_t r = 0; r < world->world_size; ++r) pthread_join(threads[r], NULL);
+  running = world;
+  const uint64_t timeout_ns = world->timeout_ns > 0 ? world->timeout_ns : 10 * PATIENT_NS;
+  perform(&(play_t){.run = run_rank, .world_size = world->world_size, .timeout_ns = timeout_ns});
   for (int32_t r = 0; r < world->world_size; ++r) assert_true(sluice_fake_cuda_idle(world->ranks[r].stream));
   for (int32_t r = 0; r < world->world_size; ++r) failed += world->ranks[r].status != SLUICE_OK;
   int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
@@ -97,8 +88,6 @@ static int run_world(world_t* world) {
     sluice_fake_cuda_give(world->ranks[r].recv);
     sluice_fake_cuda_give(world->ranks[r].got);
   }
-  sluice_local_group_destroy(world->group);
-  pthread_barrier_destroy(&world->barrier);
   int64_t left = sluice_fake_cuda_live(live, sizeof live);
   if (left != 0) fail_msg("left: %s", live);
   return failed;
@@ -150,14 +139,14 @@ static sluice_status_t one_round(rank_t* me, int32_t round) {
 
 /* In every second round the hosts exchange a header, like the engine. */
 static void all_rounds(rank_t* me) {
-  if (note(me, use_cuda(me, device_of(me))) != SLUICE_OK) {
+  if (keep(me, use_cuda(me, device_of(me))) != SLUICE_OK) {
     sluice_comm_abort(me->comm); /* like a rank that cannot take part in an exchange */
     return;
   }
   for (int32_t round = 0; round < ROUNDS; ++round) {
     int64_t sum = me->rank;
-    if (round % 2 == 1 && note(me, sluice_comm_all_reduce_i64(me->comm, &sum, 1, SLUICE_REDUCE_SUM, NULL)) != 0) return;
-    if (note(me, one_round(me, round)) != SLUICE_OK) return;
+    if (round % 2 == 1 && keep(me, sluice_comm_all_reduce_i64(me->comm, &sum, 1, SLUICE_REDUCE_SUM, NULL)) != 0) return;
+    if (keep(me, one_round(me, round)) != SLUICE_OK) return;
   }
 }
 
@@ -208,7 +197,7 @@ TEST(LocalCuda_NthCallFails_AllRanksReturn) {
 
 static void rank_one_is_silent(rank_t* me) {
   (void)use_cuda(me, device_of(me));
-  if (me->rank != 1) (void)note(me, one_round(me, 0));
+  if (me->rank != 1) (void)keep(me, one_round(me, 0));
 }
 
 TEST(LocalCuda_SilentRank_TimesOutNamingIt) {
@@ -227,7 +216,7 @@ TEST(LocalCuda_SilentRank_TimesOutNamingIt) {
 static void rank_one_aborts(rank_t* me) {
   (void)use_cuda(me, device_of(me));
   if (me->rank == 1) sluice_comm_abort(me->comm);
-  (void)note(me, one_round(me, 0));
+  (void)keep(me, one_round(me, 0));
 }
 
 TEST(LocalCuda_AbortedPeer_IsPeerLostNamingIt) {
@@ -243,7 +232,7 @@ static void sizes_differ(rank_t* me) {
   (void)use_cuda(me, device_of(me));
   const sluice_exchange_t exchange = exchange_of(me, 0, &a);
   for (int32_t p = 0; p < 2; ++p) a.send_bytes[p] = 48, a.recv_bytes[p] = me->rank == 0 ? 40 : 48;
-  (void)note(me, sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
+  (void)keep(me, sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
 }
 static void kinds_differ(rank_t* me) {
   arrays_t a;
@@ -252,9 +241,9 @@ static void kinds_differ(rank_t* me) {
   const sluice_exchange_t exchange = exchange_of(me, 0, &a);
   for (int32_t p = 0; p < 2; ++p) a.send_bytes[p] = a.recv_bytes[p] = 48;
   if (me->rank == 0) {
-    (void)note(me, sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
-  } else if (note(me, sluice_comm_exchange_start(me->comm, &exchange, &request)) == SLUICE_OK) {
-    (void)note(me, sluice_comm_exchange_wait(me->comm, request, NULL));
+    (void)keep(me, sluice_comm_exchange_enqueue(me->comm, &exchange, me->stream));
+  } else if (keep(me, sluice_comm_exchange_start(me->comm, &exchange, &request)) == SLUICE_OK) {
+    (void)keep(me, sluice_comm_exchange_wait(me->comm, request, NULL));
   }
 }
 static void check_internal(void (*run)(rank_t* me), const char* text) {
@@ -281,13 +270,13 @@ static void refusals(rank_t* me) {
 }
 static void other_device(rank_t* me) {
   if (use_cuda(me, 0) != SLUICE_OK || use_cuda(me, 0) != SLUICE_OK) me->status = SLUICE_E_INTERNAL;
-  (void)note(me, use_cuda(me, 2));
+  (void)keep(me, use_cuda(me, 2));
 }
 static void capturing(rank_t* me) {
   (void)use_cuda(me, 0);
   sluice_fake_graph_t* graph = NULL;
   sluice_fake_cuda_begin_capture(me->stream);
-  (void)note(me, one_round(me, 0));
+  (void)keep(me, one_round(me, 0));
   (void)sluice_fake_cuda_end_capture(me->stream, &graph);
   sluice_fake_cuda_destroy_graph(graph);
 }

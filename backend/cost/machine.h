@@ -27,9 +27,8 @@ typedef struct sluice_curve_s {
 typedef struct sluice_link_s {
   double startup_seconds;
   double per_peer_seconds;
-  sluice_curve_t bytes; /* seconds against bytes: line time */
-  double
-      token_bucket_seconds; /* line time that a pause earns at most; 0: no token bucket. JSON: token_bucket_seconds */
+  sluice_curve_t bytes;        /* seconds against bytes: line time */
+  double token_bucket_seconds; /* line time that a pause earns at most; 0: no token bucket */
 } sluice_link_t;
 
 enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_REFINED = 2 }; /* JSON: refined */

@@ -153,7 +153,7 @@ static sluice_status_t derive_needs(sluice_pipeline_program_t* program, int32_t 
   if (program->num_needs <= capacity) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INTERNAL,
                      "pipeline: %d needs, and there is room for %d; raise NEEDS_PER_OP in "
-                     "backend/pipeline/needs.c",
+                     "backend/pipeline/build.c",
                      program->num_needs, capacity);
 }
 

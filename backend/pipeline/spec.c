@@ -60,12 +60,6 @@ const char* sluice_stage_op_name(int32_t kind) {
   return kind >= 0 && kind < SLUICE_STAGE_OP_COUNT ? names[kind] : "?";
 }
 
-const char* sluice_stage_tensor_name(int32_t tensor) {
-  static const char* const names[SLUICE_STAGE_T_COUNT] = {
-      "input", "stash", "output", "output_grad", "input_grad", "held", "forward_state", "backward_state", "gradients"};
-  return tensor >= 0 && tensor < SLUICE_STAGE_T_COUNT ? names[tensor] : "?";
-}
-
 static int is_last(const sluice_pipeline_spec_t* spec, int32_t c) {
   return c + 1 == sluice_pipeline_num_virtual_stages(spec);
 }

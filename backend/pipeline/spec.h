@@ -95,9 +95,8 @@ typedef enum sluice_stage_tensor_e {
   SLUICE_STAGE_T_COUNT
 } sluice_stage_tensor_t;
 
-/* Return "forward" and the like; "?" for an unknown number. */
+/* Returns "forward" and the like; "?" for an unknown number. */
 const char* sluice_stage_op_name(int32_t kind);
-const char* sluice_stage_tensor_name(int32_t tensor);
 
 /* Returns whether the op is a send or a receive, which the transport executes. All others run on the stage's thread; a
  * reduction only starts there and completes asynchronously. */

@@ -2,7 +2,8 @@
 /* The state of a rank's migration: its moves, over an endpoint of messages that exists only during a move. Private to
  * backend/migration/run.
  *
- * items.c             the items of a move, divided into chunks that are sent as messages, also before the boundary
+ * items.c             the items of a move, divided into chunks that are sent as messages, and the items that are sent,
+ *                     or have arrived, before the boundary
  * stream.c            outgoing chunks, during training and at the boundary
  * control_messages.c  control messages between ranks, and arriving chunks
  * phases.c            events and rules: create, begin, commit, settle, abort */

@@ -146,7 +146,6 @@ struct sluice_pipeline_s {
   /* Measured times: of this rank's virtual stages in the current batch, of all virtual stages in two batches, and of
    * the first training batch. */
   sluice_stage_times_t own_times[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
-  int32_t num_timed[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   sluice_stage_times_t told[2][SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   sluice_stage_times_t times[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t has_times;
@@ -157,7 +156,6 @@ struct sluice_pipeline_s {
   /* Micro-batches in flight now. */
   int32_t in_flight, held;
   uint64_t bytes;
-  const sluice_stage_tensors_t *input_now, *output_grad_now; /* of the current callback */
   sluice_stage_value_t *input_value, *output_grad_value;
   sluice_pipeline_stats_t stats;
 };
@@ -182,7 +180,7 @@ static inline int sluice_stage_is_in_place(const sluice_pipeline_t* pipeline, in
   return virtual_stage > 0 && !sluice_pipeline_crosses(&pipeline->agreed.spec, virtual_stage - 1);
 }
 
-/* ---- release.c: functions of values.c that also tell the host ---- */
+/* ---- work.c: functions of values.c that also tell the host ---- */
 
 /* Tells the host that its result is no longer used, or was refused. */
 void sluice_stage_tell_released(const sluice_pipeline_t* pipeline, int32_t which, int32_t virtual_stage,

@@ -17,7 +17,7 @@ All selectors use the same machine: curves, start-up times, and the shares that 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from sluice.planning import machines
@@ -52,14 +52,7 @@ class Prices:
     """A planner that caches predictions, because tables price the same pairs repeatedly."""
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self._planner = Planner(machines.Machine(data, {}))
-        self._known: dict[tuple[Workload, Choice], Prediction] = {}
-
-    def predict(self, load: Workload, choice: Choice) -> Prediction:
-        key = load, choice
-        if key not in self._known:
-            self._known[key] = self._planner.predict(load, choice)
-        return self._known[key]
+        self.predict: Callable[[Workload, Choice], Prediction] = cache(Planner(machines.Machine(data, {})).predict)
 
 
 class Cluster:

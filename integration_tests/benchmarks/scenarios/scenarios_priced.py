@@ -17,7 +17,7 @@ needed.
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from sluice.planning.machines import Machine
@@ -78,19 +78,13 @@ class Priced:
 
     def __init__(self, machine: dict[str, Any], drawn: Drawn, world_size: int) -> None:
         self.planner, self.drawn, self.world_size = Planner(Machine(machine, {})), drawn, world_size
-        self._known: dict[tuple[Workload, Choice], Prediction] = {}
+        self.predict: Callable[[Workload, Choice], Prediction] = cache(self.planner.predict)
 
     def load(self, tokens: int, **changes: Any) -> Workload:
         d = self.drawn
         skew = d.rank_skew(self.world_size)
         base = Workload(d.M, d.H, tokens, d.E, d.K, self.world_size, dtype="f32", skew=skew, activation="relu")
         return base.with_(**changes)
-
-    def predict(self, load: Workload, choice: Choice) -> Prediction:
-        key = load, choice
-        if key not in self._known:
-            self._known[key] = self.planner.predict(load, choice)
-        return self._known[key]
 
     def seconds(self, tokens: int, choice: Choice) -> float:
         return self.predict(self.load(tokens), choice).seconds

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the wheel's tag is true, its libraries are stripped, and its bits are the same each time."""
+"""Tests that the wheel's tag is true, its libraries are stripped, its bits are the same each time, and that the source
+package suffices to make it."""
 
 import base64
 import hashlib
+import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -129,3 +132,37 @@ def test_Wheel_WhereThereIsNoCompiler_TrainsWithTheAdapterThatItBrings(wheel, tm
     text = training.run(sys.executable, wheel, tmp_path)
     version = "{}.{}".format(*sys.version_info)
     assert text.split() == [version, torch.__version__, ADAPTER, wheel.name.split("-")[1]]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, os.path.join(PACKAGING, "backend.py"), folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / os.path.basename(done.stdout.strip())
+
+
+def test_Sdist_IsOneAsPipKnowsIt(sdist):
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+        about = archive.extractfile(f"{sdist.name[: -len('.tar.gz')]}/PKG-INFO").read().decode()
+    assert {name.partition("/")[0] for name in names} == {sdist.name[: -len(".tar.gz")]}
+    assert "\nName: sluice\n" in about and "\nRequires-Python: >=3.9\n" in about
+    assert not [name for name in names if name.endswith((".pyc", ".so", ".o"))]
+
+
+@pytest.mark.full  # bazel compiles the library once more
+@pytest.mark.timeout(3000)
+def test_Wheel_MadeOfTheSdist_HasTheBitsOfTheCheckouts(sdist, tmp_path):
+    """The environment has only cffi, so both are wheels without an adapter."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, env=environment)
+    pip = [tmp_path / "venv/bin/python", "-m", "pip", "--disable-pip-version-check"]
+    pinned = [f"{name}=={importlib.metadata.version(name)}" for name in ("cffi", "pycparser")]
+    subprocess.run([*pip, "install", "--quiet", *pinned], check=True, env=environment)
+    command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "out", sdist]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    made, own = next((tmp_path / "out").glob("*.whl")), make(tmp_path / "own", "--no-torch")
+    assert made.name == own.name and made.read_bytes() == own.read_bytes()

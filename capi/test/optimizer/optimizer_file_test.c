@@ -204,6 +204,11 @@ TEST(BadArguments_AreRefusedByName) {
   m->args.num_groups = 1;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_MISMATCH, "the optimizer has 2");
   m->args.num_groups = 2;
+  --m->tensors[0].count;
+  static const char shorter[] = "tensor 0: the file has f32 [7000], the optimizer has f32 [6999]";
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_MISMATCH, shorter);
+  REFUSED(sluice_optimizer_file_load(m->file, m->list, 2), SLUICE_E_MISMATCH, shorter);
+  ++m->tensors[0].count;
   step_model(m, 1);
   step_model(other, 1);
   expect_states(m, other);
@@ -240,6 +245,8 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   config.num_dims = NULL, config.rank = 1, config.world_size = 2;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "is the file of rank 0 of 1, and this is rank 1 of 2");
+  config.rank = 0;
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH, "and this is rank 0 of 2");
   config.rank = 2;
   REFUSED(sluice_optimizer_file_open(&config, &none), BAD, "rank is 2 of 2");
   config.rank = 0, config.world_size = 1, config.num_dims = num_dims, config.dims = dims;
@@ -253,7 +260,10 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   config.dims = swapped;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "tensor 0: the file has f32 [70, 100], the optimizer has f32 [100, 70]");
-  config.dims = dims, m->groups[0].num_tensors = 3, m->groups[1].tensors = m->tensors + 3, m->groups[1].num_tensors = 1;
+  config.num_dims = NULL, config.dims = NULL;
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH, "[70, 100], the optimizer has f32 [7000]");
+  config.num_dims = num_dims, config.dims = dims, m->groups[0].num_tensors = 3, m->groups[1].tensors = m->tensors + 3,
+  m->groups[1].num_tensors = 1;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "tensor 2 is in group 1 in the file, and in group 0 in the optimizer");
   assert_null(none);

@@ -82,6 +82,15 @@ void ow_on_all(ow_world_t* w, void* (*fn)(void* rank)) {
   for (int r = 0; r < w->size; ++r) pthread_join(threads[r], NULL);
 }
 
+/* On CPUs f32 parameters are their own master weights. */
+static model_t* open_rank_model(const ow_world_t* w) {
+  model_t* m = open_model();
+  for (int t = 0; t < NUM_TENSORS && !ow_is_on_gpus(w); ++t) {
+    if (dtypes[t] == SLUICE_DTYPE_F32) m->tensors[t].master = NULL;
+  }
+  return m;
+}
+
 ow_world_t* ow_world_new(int32_t size, int32_t kind, int32_t parts) {
   static void* (*const openers[])(void*) = {NULL, connect_rank, meet_rank, move_rank, move_rank};
   ow_world_t* w = calloc(1, sizeof *w);
@@ -94,7 +103,7 @@ ow_world_t* ow_world_new(int32_t size, int32_t kind, int32_t parts) {
   }
   for (int32_t r = 0; r < size; ++r) {
     ow_rank_t* me = w->ranks + r;
-    *me = (ow_rank_t){.world = w, .rank = r, .model = open_model()};
+    *me = (ow_rank_t){.world = w, .rank = r, .model = open_rank_model(w)};
     if (!ow_is_on_gpus(w)) me->parent = me->comm = join(w->group, r, size);
     if (parts > 0) me->own = join(w->groups[r % parts], r / parts, size / parts);
     sluice_error_info_init(&me->error, sizeof me->error);
@@ -139,7 +148,8 @@ void ow_sum_gradients(const ow_world_t* w, const ow_rank_t* me, model_t* referen
     for (int64_t i = 0; i < counts[t]; ++i) {
       float sum = 0;
       for (int32_t r = me->rank % parts; r < w->size; r += parts) {
-        const float g = read_element(w->ranks[r].model->grad + first, dtypes[t], i);
+        const model_t* m = w->ranks[r].model;
+        const float g = read_element(m->grad + first, m->tensors[t].grad_dtype, i);
         sum = r < parts ? g : sum + g;
       }
       reference->grad[first + i] = sum;
@@ -176,7 +186,7 @@ int ow_checked_step(ow_world_t* w, int32_t number) {
   int failed = 0;
   model_t* references[OW_MAX_RANKS];
   for (int32_t r = 0; r < w->size; ++r) {
-    references[r] = open_model();
+    references[r] = open_rank_model(w);
     references[r]->s = w->ranks[r].model->s;
   }
   ow_step(w, number);

@@ -18,6 +18,7 @@ static inline void set_element(void* data, int64_t at, int32_t dtype, double val
     case SLUICE_DTYPE_BF16: ((uint16_t*)data)[at] = sluice_f32_to_bf16((float)value); break;
     case SLUICE_DTYPE_F16: ((uint16_t*)data)[at] = sluice_f32_to_f16((float)value); break;
     case SLUICE_DTYPE_F64: ((double*)data)[at] = value; break;
+    case SLUICE_DTYPE_I64: ((int64_t*)data)[at] = (int64_t)value; break;
     default: ((float*)data)[at] = (float)value; break;
   }
 }

@@ -28,8 +28,7 @@ void must_match(const case_t* c, const result_t* got);
  * bits. */
 void must_be_same(const case_t* c, const result_t* a, const result_t* b, int params);
 
-/* Checks that gradients of experts and of route weights have the same bits, as they do if rows reach experts unchanged.
- */
+/* Checks that gradients of experts and of route weights have the same bits, as if rows reach experts unchanged. */
 void must_be_same_at_experts(const case_t* c, const result_t* a, const result_t* b);
 
 /* The function that runs a suite's cases: world_run, or another one within TEST_WITH. */

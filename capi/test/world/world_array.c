@@ -4,27 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
-
-void world_store(int32_t dtype, void* data, int64_t i, double x) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: ((float*)data)[i] = (float)x; break;
-    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[i] = sluice_f32_to_bf16((float)x); break;
-    case SLUICE_DTYPE_F16: ((uint16_t*)data)[i] = sluice_f32_to_f16((float)x); break;
-    case SLUICE_DTYPE_I64: ((int64_t*)data)[i] = (int64_t)x; break;
-    default: ((double*)data)[i] = x;
-  }
-}
-
-double world_load(int32_t dtype, const void* data, int64_t i) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: return ((const float*)data)[i];
-    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(((const uint16_t*)data)[i]);
-    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(((const uint16_t*)data)[i]);
-    default: return ((const double*)data)[i];
-  }
-}
 
 _Thread_local world_here_t world_here;
 

@@ -3,7 +3,6 @@
 #include "capi/test/world/world_split.h"
 
 #include <math.h>
-#include "backend/base/dtype.h"
 
 enum { TOKENS = 6, WEIGHTS, GRAD_OUT, ROUTES = 99, HOT_ROUTES, ADAPTERS = 200 };
 
@@ -15,12 +14,9 @@ static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
 }
 
 double world_rounded(int32_t dtype, double x) {
-  switch (dtype) {
-    case SLUICE_DTYPE_F32: return (float)x;
-    case SLUICE_DTYPE_BF16: return sluice_bf16_to_f32(sluice_f32_to_bf16((float)x));
-    case SLUICE_DTYPE_F16: return sluice_f16_to_f32(sluice_f32_to_f16((float)x));
-    default: return x;
-  }
+  double rounded = 0;
+  set_element(&rounded, 0, dtype, x);
+  return get_element(&rounded, 0, dtype);
 }
 
 /* The input that world_move has changed, for finite differences. */

@@ -74,9 +74,9 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t grad_dtype, const
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
         int64_t at = world_param_place(c, a, kind, i);
         if (gradients) {
-          if (c->accumulate) world_store(dtype, a->host, at, 1);
+          if (c->accumulate) set_element(a->host, at, dtype, 1);
         } else {
-          world_store(dtype, a->host, at, world_param_value(c, kind, ids[l], i));
+          set_element(a->host, at, dtype, world_param_value(c, kind, ids[l], i));
         }
       }
       world_push(a);
@@ -129,7 +129,7 @@ static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void*
     return;
   }
   for (int64_t i = 0; i < rows * toy->c->model_width; ++i) {
-    world_store(toy->c->dtype, out, i, world_load(toy->c->dtype, in, i) * (toy->ids[local] + 2));
+    set_element(out, i, toy->c->dtype, get_element(in, i, toy->c->dtype) * (toy->ids[local] + 2));
   }
 }
 int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y) {
@@ -196,9 +196,9 @@ void world_update(const case_t* c, experts_t* params, const experts_t* grads, in
       world_pull(p);
       world_pull(g);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        const double step = world_load(world_dtype_of(g), g->host, world_param_place(c, g, kind, i)) / 64;
+        const double step = get_element(g->host, world_param_place(c, g, kind, i), world_dtype_of(g)) / 64;
         const int64_t at = world_param_place(c, p, kind, i);
-        world_store(world_dtype_of(p), p->host, at, world_load(world_dtype_of(p), p->host, at) - step);
+        set_element(p->host, at, world_dtype_of(p), get_element(p->host, at, world_dtype_of(p)) - step);
       }
       world_push(p);
     }
@@ -215,8 +215,8 @@ void world_copy_experts(const case_t* c, const experts_t* x, const int32_t* ids,
       if (is_put) world_pull(a);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
         const int64_t at = world_param_place(c, a, kind, i);
-        if (is_put) there[i] = world_load(world_dtype_of(a), a->host, at);
-        if (!is_put) world_store(world_dtype_of(a), a->host, at, there[i]);
+        if (is_put) there[i] = get_element(a->host, at, world_dtype_of(a));
+        if (!is_put) set_element(a->host, at, world_dtype_of(a), there[i]);
       }
       if (!is_put) world_push(a);
     }

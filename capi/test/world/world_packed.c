@@ -89,7 +89,7 @@ static void fill_decoded(const case_t* c, int kind, int32_t e, void* out) {
   for (int64_t i = 0; i < rows_of(c, kind) * cols; ++i) {
     const int64_t row = i / cols, col = i % cols;
     const float scale = scale_at(c, kind, e, row / block_rows(c), col / block_cols(c));
-    world_store(c->dtype, out, i, (double)((float)number(c, code_at(c, kind, e, row, col)) * scale));
+    set_element(out, i, c->dtype, (double)((float)number(c, code_at(c, kind, e, row, col)) * scale));
   }
 }
 

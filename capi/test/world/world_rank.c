@@ -195,7 +195,7 @@ static void write_ids(held_t* h, int32_t by) {
   for (int64_t t = 0; t < c->tokens[h->r->rank]; ++t) {
     for (int32_t k = 0; k < c->top_k; ++k) {
       int64_t e = world_expert(c, h->r->rank, t, k);
-      world_store(SLUICE_DTYPE_I64, id->host, t * id->strides[0] + k * id->strides[1],
+      set_element(id->host, t * id->strides[0] + k * id->strides[1], SLUICE_DTYPE_I64,
                   (double)(e < 0 ? e : (e + by) % c->num_experts));
     }
   }
@@ -228,7 +228,7 @@ static double* copy_rows(const array_t* a, int32_t dtype) {
   double* out = malloc((size_t)(a->shape[0] * a->shape[1] + 1) * sizeof(double));
   for (int64_t i = 0; i < a->shape[0]; ++i)
     for (int64_t j = 0; j < a->shape[1]; ++j)
-      out[i * a->shape[1] + j] = world_load(dtype, a->host, i * a->strides[0] + j * a->strides[1]);
+      out[i * a->shape[1] + j] = get_element(a->host, i * a->strides[0] + j * a->strides[1], dtype);
   return out;
 }
 
@@ -334,11 +334,11 @@ static void make_tensors(held_t* h) {
   world_make_rows(&h->dw, SLUICE_DTYPE_F32, T, c->top_k, 0);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t m = 0; m < c->model_width; ++m) {
-      world_store(c->dtype, h->x.host, t * h->x.strides[0] + m, world_token_value(c, rank, t, m));
-      world_store(c->dtype, h->dy.host, t * h->dy.strides[0] + m, world_grad_value(c, rank, t, m));
+      set_element(h->x.host, t * h->x.strides[0] + m, c->dtype, world_token_value(c, rank, t, m));
+      set_element(h->dy.host, t * h->dy.strides[0] + m, c->dtype, world_grad_value(c, rank, t, m));
     }
     for (int32_t k = 0; k < c->top_k; ++k) {
-      world_store(SLUICE_DTYPE_F32, h->w.host, t * h->w.strides[0] + k, world_weight_value(c, rank, t, k));
+      set_element(h->w.host, t * h->w.strides[0] + k, SLUICE_DTYPE_F32, world_weight_value(c, rank, t, k));
     }
   }
   write_ids(h, 0);
@@ -415,7 +415,7 @@ static void collect_gradients(held_t* h) {
       world_pull(a);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
         h->r->out->grad_params[kind][(int64_t)h->ids[l] * world_param_size(c, kind) + i] =
-            world_load(world_dtype_of(a), a->host, world_param_place(c, a, kind, i));
+            get_element(a->host, world_param_place(c, a, kind, i), world_dtype_of(a));
       }
     }
   }

@@ -2,6 +2,7 @@
 /* Shared by the files of the world library; tests include only world.h. */
 #pragma once
 
+#include "backend/base/test/elements.h"
 #include "capi/test/world/world.h"
 
 enum { W1, W3, W2, B1, B3, B2, LA1, LB1, LA3, LB3, LA2, LB2, NUM_PARAMS };
@@ -86,8 +87,6 @@ float world_lora_scale(int kind);
 double world_param_value(const case_t* c, int kind, int32_t e, int64_t i);
 
 /* world_array.c */
-void world_store(int32_t dtype, void* data, int64_t i, double x);
-double world_load(int32_t dtype, const void* data, int64_t i);
 void* world_take(uint64_t bytes);
 void world_give(void* data);
 sluice_stream_t world_stream_here(void);

@@ -109,13 +109,12 @@ def _section(layout: str) -> dict[str, Any]:
 def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
     """Returns the same model on every call and rank, with expert weights large enough to affect the loss. shape:
     "experts" and "chosen" (per token) of a custom model."""
-    torch.manual_seed(seed)
-    if kind in LAYOUTS:
-        model: nn.Module = Custom(kind, VOCABULARY, **shape)
-    else:
+    if kind not in LAYOUTS:
         import autoep_presets
 
-        model = autoep_presets.build(kind, VOCABULARY)
+        return autoep_presets.build(kind, VOCABULARY, seed)
+    torch.manual_seed(seed)
+    model = Custom(kind, VOCABULARY, **shape)
     for name, parameter in model.named_parameters():
         if "experts" in name:
             nn.init.normal_(parameter, std=0.2)

@@ -9,9 +9,13 @@ import sluice
 import torch
 from sluice.errors import OverBudget
 from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gpt_oss import GptOssConfig
+from transformers.models.minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.mixtral import MixtralConfig
+from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
 VOCABULARY = 97
@@ -28,35 +32,61 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_CONFIGS = {
-    "mixtral": lambda: MixtralConfig(**_COMMON, intermediate_size=24, num_local_experts=4, router_aux_loss_coef=0.02),
-    "qwen3_moe": lambda: Qwen3MoeConfig(
-        **_COMMON, intermediate_size=40, moe_intermediate_size=24, num_experts=8, head_dim=8, norm_topk_prob=True
-    ),
-    "deepseek_v3": lambda: DeepseekV3Config(
-        **{**_COMMON, "num_key_value_heads": 4, "num_experts_per_tok": 4},
-        intermediate_size=40,
-        moe_intermediate_size=24,
-        n_routed_experts=8,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        q_lora_rank=16,
-        kv_lora_rank=8,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-    ),
-    "gpt_oss": lambda: GptOssConfig(**_COMMON, intermediate_size=24, num_local_experts=4, head_dim=8, sliding_window=8),
+_DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 4,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
 }
-KINDS = tuple(_CONFIGS)
+_QWEN: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts": 8}
+KINDS = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+# The config class of each kind, and its fields in addition to the common ones. Those that are not in KINDS are presets
+# of DeepSpeed's AutoEP.
+_CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mixtral": (MixtralConfig, {"intermediate_size": 24, "num_local_experts": 4, "router_aux_loss_coef": 0.02}),
+    "qwen3_moe": (Qwen3MoeConfig, {**_QWEN, "intermediate_size": 40, "head_dim": 8, "norm_topk_prob": True}),
+    "deepseek_v3": (DeepseekV3Config, _DEEPSEEK),
+    "gpt_oss": (GptOssConfig, {"intermediate_size": 24, "num_local_experts": 4, "head_dim": 8, "sliding_window": 8}),
+    # A shared expert with a gate.
+    "qwen2_moe": (Qwen2MoeConfig, {**_QWEN, "intermediate_size": 40, "shared_expert_intermediate_size": 16}),
+    "deepseek_v2": (DeepseekV2Config, {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
+    # Without layers of linear attention, which do not affect experts.
+    "qwen3_5_moe": (
+        Qwen3_5MoeTextConfig,
+        {**_QWEN, "shared_expert_intermediate_size": 16, "head_dim": 8, "layer_types": ["full_attention"] * 2},
+    ),
+    # A clamped gate, sigmoid scores with a bias, a factor for the experts' outputs, and a shared expert.
+    "minimax_m3": (
+        MiniMaxM3VLTextConfig,
+        {
+            "intermediate_size": 24,
+            "dense_intermediate_size": 40,
+            "shared_intermediate_size": 16,
+            "num_local_experts": 8,
+            "head_dim": 8,
+            "rotary_dim": 8,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
+}
 
 
-def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """Returns a model with fixed random parameters; `changes` are fields of its config."""
-    torch.manual_seed(3)
-    config = _CONFIGS[kind]()
-    config.update(changes)
+def make(
+    kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.float32, random: int = 3, **changes: Any
+) -> Any:
+    """Returns a model with fixed random parameters. random: their seed; changes: fields of its config."""
+    torch.manual_seed(random)
+    config_class, fields = _CONFIGS[kind]
+    config = config_class(**{**_COMMON, **fields, **changes})
     model = AutoModelForCausalLM.from_config(config, experts_implementation=implementation, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if "experts" in name:

@@ -33,7 +33,6 @@ CONFIG: dict[str, Any] = {
 
 def _model(cell: dict[str, Any]) -> Any:
     """The tiny model of the tests with one layer of the cell's widths. Every call on every rank gives the same."""
-    torch.manual_seed(3)
     experts, hidden = NAMES[cell["kind"]]
     sizes = {"hidden_size": cell["M"], "num_hidden_layers": 1, "num_experts_per_tok": cell["K"]}
     sizes |= {experts: cell["E"], hidden: cell["H"]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that Sluice can be switched on and off, and errors of everything that does not work."""
+"""Tests how Sluice is switched on and off, and the errors of sections, ranks and layers that it cannot run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from .planner import Choice, Planner, Workload, priced_activation, size, weight_
 from .rates import FORMS
 
 UP, DOWN = "experts.gate_up_proj", "experts.down_proj"  # the parameters of PEFT's target_parameters
-GROUPS = {"experts": (UP, DOWN)}
 PARTS = (
     "experts", "dense weights", "gathered weights", "adapters", "gradients", "optimizer", "activations", "logits",
     "exchange buffers", "contexts",
@@ -76,10 +75,7 @@ class Preview:
 def targets_of(words: str, decoder: Decoder) -> tuple[str, ...]:
     """Returns the layers that --targets names, also by "attention" and "experts". BadInput names missing layers."""
     linears = dict.fromkeys(name for block in decoder.blocks for name in block.linears)
-    groups = {
-        **GROUPS,
-        "attention": tuple(name for name in linears if name not in MLP),
-    }
+    groups = {"experts": (UP, DOWN), "attention": tuple(name for name in linears if name not in MLP)}
     found: dict[str, None] = {}
     for word in filter(None, (each.strip() for each in words.split(","))):
         for name in groups.get(word, (word,)):
@@ -159,7 +155,9 @@ def workload_of(recipe: Recipe, budget: int) -> Workload:
     assert experts is not None
     shape = experts.model_width, experts.hidden_width, recipe.tokens, experts.count, experts.top_k, recipe.ranks
     return Workload(
-        *(*shape, recipe.decoder.dtype, True),
+        *shape,
+        recipe.decoder.dtype,
+        gated=True,
         skew=recipe.skew,
         memory_budget=budget,
         max_outstanding=1 if recipe.checkpoints else len(recipe.decoder.moe_blocks),

@@ -209,9 +209,7 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
     if isinstance(batch, int) and not isinstance(batch, bool):
         found["micro_batch"] = batch
     for key, dtype in (("bf16", "bf16"), ("fp16", "f16")):
-        if (
-            isinstance(data.get(key), Mapping) and data[key].get("enabled") is True
-        ):  # not "auto", a trainer's to fill in
+        if isinstance(data.get(key), Mapping) and data[key].get("enabled") is True:  # "auto": the trainer will set it
             found["dtype"] = dtype
     return Model(**found, **_section(data, path, DS_CONFIG))
 

@@ -16,8 +16,9 @@ static int64_t any_node_copies(const sluice_plan_problem_t* problem, const sluic
   return problem->shape.world_size / problem->shape.ranks_per_node * plan->inputs.max_tokens;
 }
 
-uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
-                                            int32_t num_chunks) {
+/* Returns the maximum number of bytes of the saved form of node copies, in this many chunks. */
+static uint64_t node_copies_meta_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                       int32_t num_chunks) {
   return sluice_binding_meta_node_copies_bytes(&problem->shape, num_chunks, any_node_copies(problem, plan));
 }
 
@@ -27,7 +28,7 @@ static int64_t any_sent(const sluice_plan_problem_t* problem, const sluice_plan_
 }
 
 /* A message has counts by chunk, and a word for each token. */
-uint64_t sluice_plan_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int64_t arriving = any_node_copies(problem, plan), tokens = plan->inputs.max_tokens;
   const uint64_t word = sizeof(uint64_t), counts = (uint64_t)plan->max_chunks * sizeof(int32_t);
   if (arriving < 0) return 0;
@@ -36,7 +37,7 @@ uint64_t sluice_plan_node_copies_bytes(const sluice_plan_problem_t* problem, con
   return sluice_align_up(sluice_node_copies_bytes(&problem->shape, &size));
 }
 
-uint64_t sluice_plan_device_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t device_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int64_t arriving = any_node_copies(problem, plan);
   if (arriving < 0) return 0;
   const int64_t forwards = arriving * sluice_min(problem->shape.ranks_per_node, problem->shape.config.top_k);
@@ -122,7 +123,7 @@ static uint64_t kept_bytes(const sluice_plan_problem_t* problem, const sluice_pl
                                            sluice_plan_any_rows(problem, plan));
 }
 
-uint64_t sluice_plan_device_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t device_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_align_up(sluice_token_copies_on_device_bytes(
       &problem->shape, plan->inputs.max_tokens, any_token_copies(problem, plan), sluice_plan_any_rows(problem, plan)));
 }
@@ -188,7 +189,7 @@ uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const slui
   uint64_t bytes =
       sluice_align_up(SLUICE_STEP_BYTES) +
       sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, num_chunks, num_tokens, num_sent, num_rows) +
-                      sluice_plan_node_copies_meta_bytes(problem, plan, num_chunks));
+                      node_copies_meta_bytes(problem, plan, num_chunks));
   return bytes + stored_buffers(problem, plan, num_chunks, kept_chunk_rows);
 }
 
@@ -320,22 +321,22 @@ static uint64_t events_bytes(const sluice_plan_problem_t* problem, const sluice_
   return problem->events_bytes == NULL ? 0 : problem->events_bytes(problem->device, max_ops(problem, plan));
 }
 
-uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
+static uint64_t layout_bytes(const sluice_plan_data_t* plan) {
   return SLUICE_T_COUNT * sluice_align_up((uint64_t)plan->max_chunks * sizeof(uint64_t));
 }
 
-uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (sluice_shape_capacity(&problem->shape) > 0) return 0;                     /* there are no blocks */
   const uint64_t tables = sluice_shape_has_two_levels(&problem->shape) ? 2 : 1; /* rows to forward as well */
   return sluice_align_up(tables * (uint64_t)plan->num_blocks * (uint64_t)problem->shape.world_size * 8) +
          sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
 }
 
-uint64_t sluice_plan_routing_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t routing_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_align_up(sluice_binding_arena_bytes(&problem->shape, plan->max_chunks, plan->inputs.max_tokens));
 }
 
-uint64_t sluice_plan_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (!sluice_shape_is_deduplicated(&problem->shape)) return 0;
   int64_t tokens = plan->inputs.max_tokens, rows = sluice_plan_any_rows(problem, plan);
   const sluice_token_copies_size_t size = {plan->max_chunks, tokens, tokens * problem->shape.config.top_k, rows,
@@ -357,7 +358,7 @@ static uint64_t step_bytes(const sluice_plan_problem_t* problem, const sluice_pl
                                                       sluice_plan_any_rows(problem, plan))) +
          most_stored(problem, plan) + (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
          sluice_binding_meta_bytes_of(&problem->shape, plan->max_chunks, 0, 0, 0) +
-         sluice_plan_node_copies_meta_bytes(problem, plan, plan->max_chunks);
+         node_copies_meta_bytes(problem, plan, plan->max_chunks);
 }
 
 uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
@@ -373,6 +374,32 @@ uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const slu
   return stored_buffers(problem, plan, plan->num_chunks, rows);
 }
 
+/* Returns all arenas except that of slots. problem: of the widest rank. */
+static sluice_plan_arenas_t arenas_of(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  sluice_plan_arenas_t arenas = {
+      .binding = routing_bytes(problem, plan), .layout = layout_bytes(plan), .cut = chunking_bytes(problem, plan)};
+  if (problem->shape.on_device_memory) {
+    arenas.device_token_copies = device_token_copies_bytes(problem, plan);
+    arenas.device_node_copies = device_node_copies_bytes(problem, plan);
+    arenas.routes = sluice_binding_device_bytes(&problem->shape, &problem->device_scratch, plan->max_chunks,
+                                                plan->inputs.max_tokens);
+  } else {
+    arenas.token_copies = token_copies_bytes(problem, plan);
+    arenas.node_copies = node_copies_bytes(problem, plan);
+  }
+  return arenas;
+}
+
+sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem);
+  sluice_plan_arenas_t arenas = arenas_of(&widest, plan);
+  arenas.slots = plan->bytes.slots;
+  if (problem->shape.on_device_memory) { /* other plans may have raised the bytes of routing */
+    arenas.routes = plan->bytes.routing - arenas.device_token_copies - arenas.device_node_copies;
+  }
+  return arenas;
+}
+
 sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_plan_data_t* plan) {
   uint64_t forward = 0, backward = 0, deferred[SLUICE_NUM_DEFERRED], between = 0;
   /* Capacities are those of the rank with the most experts, so that all ranks compute the same plan. */
@@ -381,49 +408,26 @@ sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_pla
   SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_FORWARD, &forward));
   SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_BACKWARD, &backward));
   SLUICE_TRY(between_halves(problem, plan, deferred, &between));
+  const sluice_plan_arenas_t arenas = arenas_of(problem, plan);
   sluice_plan_bytes_t* b = &plan->bytes;
   memset(b, 0, sizeof *b);
   b->base = plan->inputs.base;
   b->slots = sluice_align_up(forward > backward ? forward : backward);
   if (problem->shape.on_device_memory) {
-    b->routing = sluice_binding_device_bytes(&problem->shape, &problem->device_scratch, plan->max_chunks,
-                                             plan->inputs.max_tokens) +
-                 sluice_plan_device_token_copies_bytes(problem, plan) +
-                 sluice_plan_device_node_copies_bytes(problem, plan);
+    b->routing = arenas.routes + arenas.device_token_copies + arenas.device_node_copies;
     b->step = device_step_bytes(problem, plan) + between;
     memcpy(b->deferred, deferred, sizeof deferred);
-    b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
-    b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
-    return SLUICE_OK;
+  } else {
+    b->routing = arenas.binding + arenas.layout + arenas.cut + arenas.token_copies + arenas.node_copies;
+    b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(
+                                                  plan->max_chunks, sluice_shape_has_two_levels(&problem->shape))) +
+                   SLUICE_TEMPLATE_LIST_BYTES + events_bytes(problem, plan);
+    b->headers = problem->header_bytes;
+    b->gemms = problem->gemm_bytes;
+    b->step = step_bytes(problem, plan) + between;
   }
-  b->routing = sluice_plan_routing_bytes(problem, plan) + sluice_plan_layout_bytes(plan) +
-               sluice_plan_chunking_bytes(problem, plan) + sluice_plan_token_copies_bytes(problem, plan) +
-               sluice_plan_node_copies_bytes(problem, plan);
-  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(
-                                                plan->max_chunks, sluice_shape_has_two_levels(&problem->shape))) +
-                 SLUICE_TEMPLATE_LIST_BYTES + events_bytes(problem, plan);
-  b->headers = problem->header_bytes;
-  b->gemms = problem->gemm_bytes;
-  b->step = step_bytes(problem, plan) + between;
   b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
   b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->gemms +
              (uint64_t)plan->inputs.max_outstanding * b->step;
   return SLUICE_OK;
-}
-
-sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem);
-  sluice_plan_arenas_t arenas = {.slots = plan->bytes.slots,
-                                 .binding = sluice_plan_routing_bytes(&widest, plan),
-                                 .layout = sluice_plan_layout_bytes(plan),
-                                 .cut = sluice_plan_chunking_bytes(&widest, plan)};
-  if (problem->shape.on_device_memory) {
-    arenas.device_token_copies = sluice_plan_device_token_copies_bytes(&widest, plan);
-    arenas.device_node_copies = sluice_plan_device_node_copies_bytes(&widest, plan);
-    arenas.routes = plan->bytes.routing - arenas.device_token_copies - arenas.device_node_copies;
-  } else {
-    arenas.token_copies = sluice_plan_token_copies_bytes(&widest, plan);
-    arenas.node_copies = sluice_plan_node_copies_bytes(&widest, plan);
-  }
-  return arenas;
 }

@@ -57,16 +57,3 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
 /* Returns the bytes of one direction: slots, and the scratch after them. */
 sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                        int32_t direction, uint64_t* out_bytes);
-/* Return the bytes of the arenas of routes and offsets, of offsets of slots, of rows by block (0: no blocks), of token
- * copies (0: rows are sent), and of node copies (0: one level). */
-uint64_t sluice_plan_routing_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
-uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-uint64_t sluice_plan_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-uint64_t sluice_plan_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-/* Returns the maximum number of bytes of the saved form of node copies, in this many chunks. */
-uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
-                                            int32_t num_chunks);
-/* With device memory, return the bytes of the arenas of token copies and of node copies in it; part of routing. */
-uint64_t sluice_plan_device_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-uint64_t sluice_plan_device_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);

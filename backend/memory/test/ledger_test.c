@@ -29,6 +29,20 @@ TEST(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow) {
   sluice_ledger_deinit(&ledger);
 }
 
+TEST(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted) {
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  ledger.pool_limit = 100;
+  char buffers[2];
+  const sluice_ledger_sums_t fits = pool(60), last = pool(40), more = pool(41);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &ledger, &fits), SLUICE_OK);
+  REFUSED(sluice_ledger_add(&ledger, &buffers[1], &ledger, &more), SLUICE_E_OVER_BUDGET,
+          "take 60 bytes, and 41 more would exceed the host_memory_budget of 100");
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &ledger, &last), SLUICE_OK);
+  assert_int_equal(sluice_ledger_sums(&ledger).pool, 100);
+  sluice_ledger_deinit(&ledger);
+}
+
 /* After sluice_ledger_keep another buffer may have the same address, and may be removed. */
 TEST(Ledger_LineThatIsKept_StaysCountedForGood) {
   sluice_ledger_t ledger;

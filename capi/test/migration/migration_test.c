@@ -165,6 +165,14 @@ static void mark_gradients(part_t* me, toy_rank_t* toy, sluice_migration_t* migr
              SLUICE_OK);
     }
     EXPECT(is_there);
+    if (items[i].direction == SLUICE_MIGRATION_LEAVES) continue;
+    --to[1].bytes; /* a span is read as a whole or not at all */
+    EXPECT(sluice_migration_read_early(migration, items[i].id, items[i].peer, to, TOY_NUM_PARTS + 1, &is_there) ==
+           SLUICE_E_INVALID_ARGUMENT);
+    to[1].bytes = 0, to[1].data = NULL;
+    EXPECT(sluice_migration_read_early(migration, items[i].id, items[i].peer, to, TOY_NUM_PARTS + 1, &is_there) ==
+           SLUICE_OK);
+    EXPECT(is_there);
   }
   EXPECT(sluice_migration_commit(migration, NULL) == SLUICE_OK);
   for (int32_t i = 0; i < count; ++i) {

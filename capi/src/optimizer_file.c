@@ -93,28 +93,13 @@ sluice_status_t sluice_optimizer_file_check_step(const sluice_state_file_t* stat
 
 /* ---- create, open and close ---- */
 
-static sluice_status_t new_file(sluice_optimizer_file_t** out_file) {
+static sluice_status_t wrap(sluice_state_file_t* states, sluice_optimizer_file_t** out_file) {
   sluice_optimizer_file_t* file = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *file, "optimizer: a file");
   if (file == NULL) return sluice_alloc_status();
+  file->states = states;
   atomic_flag_clear(&file->is_busy);
   *out_file = file;
   return SLUICE_OK;
-}
-
-void sluice_optimizer_file_close(sluice_optimizer_file_t* file) {
-  if (file == NULL) return;
-  sluice_state_file_close(file->states);
-  sluice_free(sluice_process_allocator(), file, sizeof *file);
-}
-
-static sluice_status_t give_or_close(sluice_status_t status, sluice_optimizer_file_t* file,
-                                     sluice_optimizer_file_t** out_file) {
-  if (status == SLUICE_OK) {
-    *out_file = file;
-  } else {
-    sluice_optimizer_file_close(file);
-  }
-  return status;
 }
 
 static sluice_status_t fill(const sluice_optimizer_file_config_t* c, const sluice_optimizer_group_t* const* groups,
@@ -137,7 +122,26 @@ static sluice_status_t fill(const sluice_optimizer_file_config_t* c, const sluic
   return status;
 }
 
-/* Until the file is published, closing it removes it. */
+/* Creates a file. Until it is published, closing it removes it. */
+static sluice_status_t create(const sluice_optimizer_file_config_t* c, const sluice_optimizer_group_t* const* groups,
+                              int64_t num_groups, sluice_optimizer_file_t** out_file) {
+  sluice_state_file_t* states = NULL;
+  sluice_optimizer_file_t* file = NULL;
+  sluice_status_t status = fill(c, groups, num_groups, &states);
+  if (status == SLUICE_OK) status = wrap(states, &file);
+  const sluice_files_t mine = {.makes = 1, .step = sluice_max(c->step, 0), .other_step = SLUICE_NO_STEP};
+  int64_t agreed;
+  status = sluice_handshake_on_files(c->comm, status, &mine, &agreed);
+  if (status == SLUICE_OK) status = sluice_state_file_publish(states);
+  if (status == SLUICE_OK) {
+    *out_file = file;
+    return SLUICE_OK;
+  }
+  sluice_state_file_close(states);
+  if (file != NULL) sluice_free(sluice_process_allocator(), file, sizeof *file);
+  return status;
+}
+
 sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_file_config_t* config,
                                              const sluice_optimizer_group_t* const* groups, int64_t num_groups,
                                              sluice_optimizer_file_t** out_file) {
@@ -145,14 +149,7 @@ sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_file_config_
   *out_file = NULL;
   sluice_optimizer_file_config_t c;
   SLUICE_TRY(read_config(config, &c));
-  sluice_optimizer_file_t* file = NULL;
-  sluice_status_t status = new_file(&file);
-  if (status == SLUICE_OK) status = fill(&c, groups, num_groups, &file->states);
-  const sluice_files_t mine = {.makes = 1, .step = sluice_max(c.step, 0), .other_step = SLUICE_NO_STEP};
-  int64_t agreed;
-  status = sluice_handshake_on_files(c.comm, status, &mine, &agreed);
-  if (status == SLUICE_OK) status = sluice_state_file_publish(file->states);
-  return give_or_close(status, file, out_file);
+  return create(&c, groups, num_groups, out_file);
 }
 
 static sluice_status_t compare_model(const sluice_optimizer_file_config_t* c, const sluice_state_file_t* states) {
@@ -171,19 +168,21 @@ static sluice_status_t compare_model(const sluice_optimizer_file_config_t* c, co
   return status;
 }
 
-static sluice_status_t open_own(const sluice_optimizer_file_config_t* c, sluice_state_file_t** out_states) {
+static sluice_status_t open_own(const sluice_optimizer_file_config_t* c, sluice_state_file_t** out_states,
+                                sluice_optimizer_file_t** out_file) {
   SLUICE_TRY(check_config(c));
   const sluice_state_place_t place = place_of(c);
   SLUICE_TRY(sluice_state_file_open(&place, c->step, sluice_process_allocator(), out_states));
-  return compare_model(c, *out_states);
+  SLUICE_TRY(compare_model(c, *out_states));
+  return wrap(*out_states, out_file);
 }
 
 /* If one rank has ended a step that another has not, brings them to the same step again. */
 static sluice_status_t agree_on_step(const sluice_optimizer_file_config_t* c, sluice_status_t opened,
-                                     const sluice_optimizer_file_t* file) {
+                                     sluice_state_file_t* states) {
   sluice_files_t mine = {.step = SLUICE_NO_STEP, .other_step = SLUICE_NO_STEP};
   if (opened == SLUICE_OK) {
-    const sluice_state_file_info_t info = sluice_state_file_info(file->states);
+    const sluice_state_file_info_t info = sluice_state_file_info(states);
     mine.step = info.step;
     if (c->step == SLUICE_NO_STEP) mine.other_step = info.other_step;
   }
@@ -193,8 +192,8 @@ static sluice_status_t agree_on_step(const sluice_optimizer_file_config_t* c, sl
   sluice_log(
       SLUICE_LOG_WARN,
       "optimizer: %s: continues from step %lld, the last step that all ranks have; the file also holds step %lld",
-      sluice_state_file_path(file->states), (long long)agreed, (long long)mine.step);
-  return sluice_state_file_go_to(file->states, agreed);
+      sluice_state_file_path(states), (long long)agreed, (long long)mine.step);
+  return sluice_state_file_go_to(states, agreed);
 }
 
 sluice_status_t sluice_optimizer_file_open(const sluice_optimizer_file_config_t* config,
@@ -203,10 +202,23 @@ sluice_status_t sluice_optimizer_file_open(const sluice_optimizer_file_config_t*
   *out_file = NULL;
   sluice_optimizer_file_config_t c;
   SLUICE_TRY(read_config(config, &c));
+  sluice_state_file_t* states = NULL;
   sluice_optimizer_file_t* file = NULL;
-  sluice_status_t opened = new_file(&file);
-  if (opened == SLUICE_OK) opened = open_own(&c, &file->states);
-  return give_or_close(agree_on_step(&c, opened, file), file, out_file);
+  const sluice_status_t opened = open_own(&c, &states, &file);
+  const sluice_status_t status = agree_on_step(&c, opened, states);
+  if (status == SLUICE_OK) {
+    *out_file = file;
+    return SLUICE_OK;
+  }
+  sluice_state_file_close(states);
+  if (file != NULL) sluice_free(sluice_process_allocator(), file, sizeof *file);
+  return status;
+}
+
+void sluice_optimizer_file_close(sluice_optimizer_file_t* file) {
+  if (file == NULL) return;
+  sluice_state_file_close(file->states);
+  sluice_free(sluice_process_allocator(), file, sizeof *file);
 }
 
 /* ---- reading ---- */

@@ -62,3 +62,19 @@ TEST(Ledger_LineThatIsKept_StaysCountedForGood) {
   assert_int_equal(sluice_ledger_sums(&ledger).promised_pool, 120);
   sluice_ledger_deinit(&ledger);
 }
+
+/* A layer may be destroyed before its buffers, and another layer may get its address. */
+TEST(Ledger_Owners_AreKnownWhileTheirBuffersLive) {
+  char one, other, buffers[2];
+  const sluice_ledger_sums_t step = {.steps = 1};
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &one, &step), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &other, &step), SLUICE_OK);
+  sluice_ledger_remove(&ledger, &buffers[0]);
+  assert_true(!sluice_ledger_has(&ledger, &one) && sluice_ledger_has(&ledger, &other));
+  sluice_ledger_disown(&ledger, &other);
+  assert_false(sluice_ledger_has(&ledger, &other));
+  assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
+  sluice_ledger_deinit(&ledger);
+}

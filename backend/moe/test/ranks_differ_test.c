@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks whose configs, wishes or order of calls differ get an error that names the values. */
 
+#include "backend/model/pass_sizes.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"
@@ -236,3 +237,18 @@ static void crossed_run(part_t* me) {
 TEST(Ranks_ForwardAgainstBackward_AreNamed) {
   for (int32_t w = 2; w <= 3; ++w) perform(&(play_t){.run = crossed_run, .world_size = w});
 }
+
+/* Rank 1 is in a call of something else, whose messages have the size of headers. */
+static void stranger_run(part_t* me) {
+  sluice_moe_config_t config = config_for(me->world_size);
+  char records[2 * SLUICE_HEADER_BYTES] = {0};
+  sluice_step_t* step = NULL;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  if (me->rank == 0) {
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "rank 1 sent no Sluice header");
+  } else {
+    WORKS(sluice_comm_all_gather(me->comm, records, SLUICE_HEADER_BYTES, "another call"));
+  }
+}
+
+TEST(Ranks_OneSendsNoHeader_IsNamed) { perform(&(play_t){.run = stranger_run, .world_size = 2}); }

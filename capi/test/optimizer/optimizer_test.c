@@ -35,11 +35,18 @@ TEST(Steps_OnAQuadratic_ReachItsMinimum) {
   close_model(m);
 }
 
-TEST(Step_WithResult_TellsTheNormAndThatNothingWasSkipped) {
+TEST(Step_WithResult_TellsTheNormAndWhetherItWasSkipped) {
   model_t* m = open_one();
+  const states_t before = m->s;
+  const float last = m->grad[COUNT - 1];
   DEFAULTS(sluice_optimizer_step_result, result);
   double squares = 0.0;
   for (int i = 0; i < COUNT; ++i) squares += (double)m->grad[i] * (double)m->grad[i];
+  m->grad[COUNT - 1] = -INFINITY;
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
+  assert_int_equal(result.skipped, 1);
+  check_unchanged(m, &before);
+  m->grad[COUNT - 1] = last;
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
   assert_true(fabs(result.norm - sqrt(squares)) < 1e-9);
   assert_int_equal(result.skipped, 0);

@@ -429,6 +429,8 @@ TEST(Stages_BadProblems_AreRefusedByNameAndChangeNothing) {
   s.problem.field = (value);        \
   REFUSED(plan(&s, 0), BAD, text);  \
   s.problem.field = good.problem.field
+  PROBLEM(num_layers, 0, "num_layers is 0");
+  PROBLEM(num_layers, INT32_MAX, "num_layers is 2147483647");
   PROBLEM(layers, NULL, "layers NULL");
   PROBLEM(num_stages, 5, "no stage stays empty");
   PROBLEM(reserved, 3, "reserved is 3");

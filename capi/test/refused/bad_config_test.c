@@ -248,6 +248,7 @@ TEST(CommCreate_BadArguments_AreRefused) {
   assert_int_equal(destroyed, 1);
 
   REFUSED(sluice_comm_create_mpi(&good, -1, NULL, NULL), BAD, "out_comm is NULL");
+  REFUSED(sluice_comm_create_mpi(NULL, -1, NULL, &comm), BAD, "sluice_comm_config_t");
   REFUSED(sluice_comm_create_mpi(&good, -1, "/nowhere/libsluice_mpi.so", &comm), SLUICE_E_NOT_FOUND,
           "/nowhere/libsluice_mpi.so");
   assert_int_equal(sluice_comm_rank(NULL), -1);

@@ -109,6 +109,9 @@ TEST(Race_Declining_LeavesAtOnce) {
   }
   assert_int_equal(runs, 1);
   assert_true(sluice_gemm_race_is_over(&race) && isfinite(race.best[0]) && isinf(race.best[3]));
+  sluice_gemm_race_start(&race, 0); /* all have declined */
+  assert_true(sluice_gemm_race_is_over(&race));
+  assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
 }
 
 TEST(Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight) {

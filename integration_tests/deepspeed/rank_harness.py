@@ -102,6 +102,7 @@ class Ranks:
     def __init__(self, world: int) -> None:
         _sets.add(self)
         self.world = world
+        self._port = 0
         self._processes: list[Process] = []
         self._replies: list[Any] = []
         self._logs: list[Path] = []
@@ -171,6 +172,8 @@ class Ranks:
                 process.wait()
         for reply in self._replies:
             reply.close()
+        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{self._port}_*"):  # left by DeepSpeed
+            buffer.unlink(missing_ok=True)
         self._processes, self._replies = [], []
 
     # ---- inside ----
@@ -190,7 +193,8 @@ class Ranks:
         server = _server_for(self.imports, environment)
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
         with socket.create_server(("127.0.0.1", 0), backlog=128) as door:  # rank 0 gets it, so no other process can
-            environment["MASTER_PORT"] = str(door.getsockname()[1])
+            self._port = door.getsockname()[1]
+            environment["MASTER_PORT"] = str(self._port)
             for rank in range(self.world):
                 read_end, write_end = os.pipe()
                 words = [write_end, door.fileno() if rank == 0 else "-1", self.host]

@@ -102,6 +102,8 @@ class Link:
         if self._namespaces is not None:
             self._namespaces.close()
             self._namespaces = None
+        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{self._port}_*"):  # left by DeepSpeed
+            buffer.unlink(missing_ok=True)
 
     def environment(self, rank: int) -> dict[str, str]:
         """Returns the variables with which torch.distributed, gloo and DeepSpeed find the other ranks."""

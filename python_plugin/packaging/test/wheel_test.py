@@ -155,13 +155,17 @@ def test_Sdist_IsOneAsPipKnowsIt(sdist):
 @pytest.mark.full  # bazel compiles the library once more
 @pytest.mark.timeout(3000)
 def test_Wheel_MadeOfTheSdist_HasTheBitsOfTheCheckouts(sdist, tmp_path):
-    """The environment has only cffi, so both are wheels without an adapter."""
+    """The environment has only cffi, so both are wheels without an adapter. Both take the CUDA compiler of .venv."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path)
+    tree = tmp_path / sdist.name[: -len(".tar.gz")]
+    (tree / ".venv").symlink_to(os.path.join(ROOT, ".venv"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, env=environment)
     pip = [tmp_path / "venv/bin/python", "-m", "pip", "--disable-pip-version-check"]
     pinned = [f"{name}=={importlib.metadata.version(name)}" for name in ("cffi", "pycparser")]
     subprocess.run([*pip, "install", "--quiet", *pinned], check=True, env=environment)
-    command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "out", sdist]
+    command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "out", tree]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     made, own = next((tmp_path / "out").glob("*.whl")), make(tmp_path / "own", "--no-torch")

@@ -48,7 +48,7 @@ static sluice_status_t finish(const reduction_t* r, sluice_comm_request_t** requ
 /* data: this rank's part; received: every rank's part, `count` elements each; out: may be data. */
 static void sum_in_rank_order(const reduction_t* r, const char* data, const char* received, int64_t count, char* out) {
   const sluice_element_sums_t* e = r->from;
-  double sums[BLOCK]; /* or floats or integers, in the same bytes */
+  double sums[BLOCK]; /* holds f64, f32 or 64-bit integers */
   for (int64_t begin = 0; begin < count; begin += BLOCK) {
     const int64_t n = sluice_min(BLOCK, count - begin);
     for (int32_t rank = 0; rank < r->comm->world_size; ++rank) {

@@ -12,8 +12,8 @@ from pathlib import Path
 def outcomes(
     root: str | None, words: list[str], folder: Path, ranks: int = 1, **environment: str
 ) -> list[dict[str, str]]:
-    """Runs pytest with these words in `root`, on so many ranks. Returns for each rank and test "passed", "skipped:
-    why", or the kind of failure. folder: of the reports and logs."""
+    """Runs pytest with these arguments in `root` on each rank. Returns for each rank a dict from test to "passed",
+    "skipped: why" or the kind of failure. folder: where reports and logs are written."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SLUICE"))}
     folder.mkdir(exist_ok=True)
     reports = [folder / f"report{rank}.xml" for rank in range(ranks)]

@@ -73,12 +73,11 @@ size_t sluice_tcp_take(sluice_tcp_connection_t* c, void* to, uint64_t room) {
   }
 }
 
-/* Leaves an error of a send, which the system reports only once, if there is no other. */
 void sluice_tcp_lose(sluice_tcp_connection_t* c, int error) {
   c->can_read = 0;
   if (c->state != SLUICE_TCP_LIVE) return;
   c->state = SLUICE_TCP_LOST;
-  if (error != 0) c->native_error = error;
+  if (error != 0) c->native_error = error; /* 0 keeps the error of an earlier send: the system reports it once */
 }
 
 int sluice_tcp_set_low_water(sluice_tcp_connection_t* c, uint64_t left) {

@@ -25,26 +25,28 @@ typedef struct sluice_tcp_connection_s {
   sluice_tcp_keepalive_t silence;
 } sluice_tcp_connection_t;
 
-/* No sockets yet. connections: [world_size] here and below. */
+/* Initializes connections without sockets. connections: [world_size], here and below. */
 void sluice_tcp_connections_init(sluice_tcp_connection_t* connections, int32_t world_size);
 
 /* Adds a descriptor to an epoll, with the rank as its data. Returns 0 with errno if that fails, or fd is -1. */
 int sluice_tcp_watch(int epoll, int fd, uint32_t events, int32_t rank);
-/* The same for all connections. Returns world_size, or the first rank that cannot be watched. */
+/* Adds the sockets of all connections to an epoll. Returns world_size, or the first rank that cannot be watched. */
 int32_t sluice_tcp_watch_all(int epoll, const sluice_tcp_connection_t* connections, int32_t world_size);
-/* Ends a wait that watches this eventfd. */
+/* Wakes a thread that waits for this eventfd. */
 void sluice_tcp_wake(int eventfd);
-/* Notes the events that an epoll reports. */
+/* Sets can_read and can_write from the events that an epoll reports. */
 void sluice_tcp_note_events(sluice_tcp_connection_t* connection, uint32_t events);
 
-/* Returns whether a failed send or receive only says that nothing is possible now. */
+/* Returns whether a send or receive failed because the socket's buffer is full or empty (EAGAIN). */
 int sluice_tcp_is_full(int error);
 /* Returns whether the system reports that the peer's machine did not answer. */
 int sluice_tcp_is_network(int error);
-/* Reads up to `room` bytes. Returns 0 if there are none now, or the connection has ended: then the peer is lost. */
+/* Reads up to `room` bytes. Returns 0 if the buffer is empty, and if the connection has ended, which marks the peer as
+ * lost. */
 size_t sluice_tcp_take(sluice_tcp_connection_t* connection, void* to, uint64_t room);
+/* Marks the peer as lost, unless it has left or was lost before. error: of the system, or 0. */
 void sluice_tcp_lose(sluice_tcp_connection_t* connection, int error);
-/* Sets the number of bytes at which the socket wakes a wait, of `left` ones that are awaited. The end of a connection,
+/* Sets the number of bytes at which the socket wakes a wait; `left` bytes are still expected. The end of a connection,
  * or a full buffer, wakes it in any case. Returns 1 if the number has changed and that many bytes may already be there:
  * read again, since no edge reports them. */
 int sluice_tcp_set_low_water(sluice_tcp_connection_t* connection, uint64_t left);

@@ -71,14 +71,14 @@ int sluice_tcp_hello_advance(const sluice_tcp_group_t* group, sluice_tcp_hello_t
  * after them is read. */
 int sluice_tcp_hello_hear(sluice_tcp_hello_t* hello, uint32_t bytes);
 
-/* The connections whose handshake goes on. */
+/* The handshakes in progress. */
 typedef struct sluice_tcp_hellos_s {
   sluice_tcp_hello_t* list;
   int32_t count;
-  int32_t num_accepted; /* of them */
+  int32_t num_accepted; /* entries that this rank accepted; it connected the others */
 } sluice_tcp_hellos_t;
 
-/* limit_ns: the time that it has. */
+/* limit_ns: the handshake fails if it takes longer. */
 void sluice_tcp_hellos_add(sluice_tcp_hellos_t* hellos, const sluice_tcp_hello_t* hello, uint64_t now_ns,
                            uint64_t limit_ns);
 /* Removes an entry; the last one takes its place. Returns the descriptor, which the caller closes or keeps. */

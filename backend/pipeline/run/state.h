@@ -14,7 +14,7 @@
 
 /* The handshake of all ranks of a pipeline before its first batch. */
 
-/* What one rank wants. */
+/* The settings that one rank asks for; ranks compare them. */
 typedef struct sluice_pipeline_terms_s {
   sluice_pipeline_config_t config; /* placement and separate_wgrad are set; pointers are borrowed for the call */
   int32_t policy;                  /* SLUICE_POLICY_* of policy.h */
